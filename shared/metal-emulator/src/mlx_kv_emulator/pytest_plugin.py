@@ -1,0 +1,1 @@
+"""Off in this revision."""
