@@ -1,0 +1,143 @@
+"""One Metal kernel source, launched through Metal, CUDA or the emulator."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+import mlx.core as mx
+
+from . import source
+from .backend import emulator, resolve_backend
+
+TemplateValue = bool | int | mx.Dtype
+Size = tuple[int, int, int]
+
+SIMD_WIDTH = 32
+MAX_THREADS = 1024
+CONSTANT_BELOW = 8  # an input of fewer elements lives in Metal's constant address space
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What mx.fast.metal_kernel needs to know of a kernel, once for all backends.
+
+    Args:
+        name: the kernel's name, also the `.metal` file's.
+        package: the import package that carries `kernels/<name>.metal`.
+        input_names: the inputs, in the order of the call.
+        output_names: the outputs, in the order of the call.
+        template: the names of the compile-time parameters (int, bool or dtype), in order.
+        ensure_row_contiguous: False hands strided inputs over as they are; the body then uses `<input>_strides`.
+    """
+
+    name: str
+    package: str
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    template: tuple[str, ...] = ()
+    ensure_row_contiguous: bool = True
+
+    @property
+    def filename(self) -> str:
+        """The name that compilers report, `<name>.metal`."""
+        return f"{self.name}.metal"
+
+    @property
+    def text(self) -> str:
+        """The `.metal` file."""
+        return source.read(self.package, f"kernels/{self.filename}")
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[mx.array],
+        grid: Size,
+        threadgroup: Size,
+        output_shapes: Sequence[Sequence[int]],
+        output_dtypes: Sequence[mx.Dtype],
+        template: Mapping[str, TemplateValue] | None = None,
+        init_value: float | None = None,
+        backend: str | None = None,
+    ) -> list[mx.array]:
+        """Launch the kernel; the outputs in the order of `output_names`.
+
+        `grid` counts threads and is a multiple of `threadgroup`, because Metal cuts the last threadgroup short and CUDA does
+        not; a threadgroup has a multiple of 32 threads, 1024 at most. Metal and CUDA compile when the outputs are evaluated,
+        so that is where a compiler's message appears, with this kernel's file name and line.
+
+        Raises:
+            ValueError: sizes, inputs or template do not fit, or the backend is "reference", which has no kernels.
+            UnavailableBackendError: the backend asked for cannot run here.
+        """
+        self._check(inputs, template or {}, grid, threadgroup)
+        backend = resolve_backend(backend)
+        if backend == "reference":
+            raise ValueError(f"[{self.name}] expected a backend that runs kernels, got 'reference': call the reference instead")
+        values = tuple((name, (template or {})[name]) for name in self.template)
+        types = tuple((x.dtype, x.ndim == 0, x.size < CONSTANT_BELOW) for x in inputs)
+        launch = _build(self, self.text, backend, values, types, tuple(output_dtypes))
+        return launch(
+            inputs=list(inputs),
+            template=list(values),
+            grid=grid,
+            threadgroup=threadgroup,
+            output_shapes=[tuple(shape) for shape in output_shapes],
+            output_dtypes=list(output_dtypes),
+            init_value=init_value,
+        )
+
+    def _check(
+        self, inputs: Sequence[mx.array], template: Mapping[str, TemplateValue], grid: Size, threadgroup: Size
+    ) -> None:
+        if len(inputs) != len(self.input_names):
+            raise ValueError(f"[{self.name}] expected inputs {', '.join(self.input_names)}, got {len(inputs)} arrays")
+        if set(template) != set(self.template):
+            raise ValueError(f"[{self.name}] expected template {sorted(self.template)}, got {sorted(template)}")
+        threads = threadgroup[0] * threadgroup[1] * threadgroup[2]
+        if not 0 < threads <= MAX_THREADS or threads % SIMD_WIDTH:
+            raise ValueError(
+                f"[{self.name}] expected a threadgroup of a multiple of {SIMD_WIDTH} threads up to {MAX_THREADS}, "
+                f"got {threadgroup}"
+            )
+        if any(size <= 0 or size % group for size, group in zip(grid, threadgroup, strict=True)):
+            raise ValueError(f"[{self.name}] expected grid a positive multiple of threadgroup {threadgroup}, got {grid}")
+
+
+@cache
+def _build(
+    kernel: Kernel,
+    text: str,
+    backend: str,
+    template: tuple[tuple[str, TemplateValue], ...],
+    inputs: tuple[tuple[mx.Dtype, bool, bool], ...],
+    outputs: tuple[mx.Dtype, ...],
+) -> Callable[..., list[mx.array]]:
+    """The launcher of one variant, built once. MLX looks compiled kernels up by name alone, so the name says all that differs."""
+    language = "cuda" if backend == "cuda" else "metal"
+    header, body = source.compose(text, kernel.filename, language)
+    digest = hashlib.sha256(repr((header, body, template, inputs, outputs)).encode()).hexdigest()[:12]
+    variant = "_".join(_word(value) for _, value in template)
+    make: Any = {"metal": mx.fast.metal_kernel, "cuda": mx.fast.cuda_kernel}.get(backend)
+    if make is None:
+        make = emulator().metal_kernel
+    return cast(
+        Callable[..., list[mx.array]],
+        make(
+            name="_".join(part for part in (kernel.name, variant, digest) if part),
+            input_names=list(kernel.input_names),
+            output_names=list(kernel.output_names),
+            header=header,
+            source=body,
+            ensure_row_contiguous=kernel.ensure_row_contiguous,
+        ),
+    )
+
+
+def _word(value: TemplateValue) -> str:
+    if isinstance(value, mx.Dtype):
+        return str(value).removeprefix("mlx.core.")
+    return str(int(value)).replace("-", "m")

@@ -1,0 +1,16 @@
+// Arithmetic that no compiler may fuse: a product is rounded before it is added. Kernels that promise the bits of their
+// reference use these; on CUDA, where the pragma means nothing, prelude.cuh has the same three.
+METAL_FUNC float precise_mul(float a, float b) {
+#pragma METAL fp contract(off)
+    return a * b;
+}
+METAL_FUNC float precise_add(float a, float b) {
+#pragma METAL fp contract(off)
+    return a + b;
+}
+METAL_FUNC float precise_sub(float a, float b) {
+#pragma METAL fp contract(off)
+    return a - b;
+}
+
+METAL_FUNC half2 pack_half2(float a, float b) { return half2(half(a), half(b)); }

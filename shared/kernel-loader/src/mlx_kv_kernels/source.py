@@ -1,0 +1,46 @@
+"""A `.metal` file becomes the header and the body that mx.fast.metal_kernel and mx.fast.cuda_kernel take.
+
+The file holds helper functions, then the line `// --- body ---`, then the statements of the kernel. MLX writes the signature.
+`#line` directives keep the file's own name and line numbers in every compiler's messages.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+BODY_MARKER = "// --- body ---"
+
+
+@cache
+def read(package: str, resource: str) -> str:
+    """The text of a file that an installed package carries."""
+    return files(package).joinpath(resource).read_text(encoding="utf-8")
+
+
+def split(text: str, filename: str) -> tuple[str, str]:
+    """(helpers, body), each beginning with the `#line` of its first line in the file."""
+    lines = text.splitlines()
+    if lines.count(BODY_MARKER) != 1:
+        raise ValueError(f"[{filename}] expected one line {BODY_MARKER!r}, got {lines.count(BODY_MARKER)}")
+    marker = lines.index(BODY_MARKER)
+    helpers = [f'#line 1 "{filename}"', *lines[:marker]]
+    body = [f'#line {marker + 2} "{filename}"', *lines[marker + 1 :]]
+    return "\n".join(helpers) + "\n", "\n".join(body) + "\n"
+
+
+def compose(text: str, filename: str, language: Literal["metal", "cuda"]) -> tuple[str, str]:
+    """(header, body) of a kernel for MLX, with what the language needs around them."""
+    helpers, body = split(text, filename)
+    matrices = "simdgroup_matrix" in text or "8x8" in text
+    if language == "metal":
+        return _own("portable.metal") + (_own("matrices.metal") if matrices else "") + helpers, body
+    prelude = _own("cuda/prelude.cuh")
+    if matrices:
+        prelude = "#define MLX_KV_MATRIX_LANES\n" + prelude + _own("cuda/matrices.cuh")
+    return prelude + helpers, _own("cuda/positions.cuh") + body
+
+
+def _own(resource: str) -> str:
+    return f'#line 1 "{resource}"\n' + read("mlx_kv_kernels", resource)
