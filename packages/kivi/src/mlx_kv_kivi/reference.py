@@ -1,0 +1,114 @@
+"""KIVI's quantisation in plain MLX: the specification that kernels and store are tested against.
+
+Shapes end in [..., rows, channels]. Codes are packed along channels: element j of a row at bit bits*j, little-endian in 32-bit words, without
+gaps at any width; the last word of a row is filled up with zeros.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, UInt32
+
+
+class Quantized(NamedTuple):
+    """Packed codes, and the scale and minimum of each group in the model's dtype: x = code * scale + minimum."""
+
+    codes: UInt32[mx.array, "*batch rows words"]
+    scale: mx.array
+    minimum: mx.array
+
+
+def quantize_keys(x: Float[mx.array, "*batch rows channels"], bits: int, group_size: int) -> Quantized:
+    """Quantise per channel: a group is `group_size` consecutive rows of one channel (arXiv 2402.02750, section 3.2).
+
+    Returns:
+        Codes [..., rows, words], scale and minimum [..., rows / group_size, channels].
+    """
+    *batch, rows, channels = x.shape
+    groups = x.reshape(*batch, rows // group_size, group_size, channels)
+    codes, scale, minimum = _quantize(groups, bits, axis=-2)
+    return Quantized(pack(codes.reshape(x.shape), bits), scale, minimum)
+
+
+def dequantize_keys(quantized: Quantized, bits: int, group_size: int) -> Float[mx.array, "*batch rows channels"]:
+    """Undo `quantize_keys` up to its rounding."""
+    codes, scale, minimum = quantized
+    *batch, groups, channels = scale.shape
+    codes = unpack(codes, bits, channels).reshape(*batch, groups, group_size, channels)
+    return _dequantize(codes, scale[..., None, :], minimum[..., None, :]).reshape(*batch, groups * group_size, channels)
+
+
+def quantize_values(x: Float[mx.array, "*batch rows channels"], bits: int, group_size: int) -> Quantized:
+    """Quantise per token: a group is `group_size` consecutive channels of one row (arXiv 2402.02750, section 3.2).
+
+    Returns:
+        Codes [..., rows, words], scale and minimum [..., rows, channels / group_size].
+    """
+    *batch, rows, channels = x.shape
+    groups = x.reshape(*batch, rows, channels // group_size, group_size)
+    codes, scale, minimum = _quantize(groups, bits, axis=-1)
+    return Quantized(pack(codes.reshape(x.shape), bits), scale, minimum)
+
+
+def dequantize_values(quantized: Quantized, bits: int, group_size: int) -> Float[mx.array, "*batch rows channels"]:
+    """Undo `quantize_values` up to its rounding."""
+    codes, scale, minimum = quantized
+    *batch, rows, groups = scale.shape
+    codes = unpack(codes, bits, groups * group_size).reshape(*batch, rows, groups, group_size)
+    return _dequantize(codes, scale[..., None], minimum[..., None]).reshape(*batch, rows, groups * group_size)
+
+
+def pack(codes: UInt32[mx.array, "*batch rows channels"], bits: int) -> UInt32[mx.array, "*batch rows words"]:
+    """Pack codes below 2**bits into 32-bit words."""
+    period = 32 // gcd(32, bits)  # codes after which a word border falls between two codes again
+    *batch, channels = codes.shape
+    padded = mx.pad(codes.astype(mx.uint32), [(0, 0)] * len(batch) + [(0, -channels % period)])
+    cycles = padded.reshape(*batch, -1, period)
+    words: list[mx.array] = []
+    for word in range(bits * period // 32):
+        total = mx.zeros(cycles.shape[:-1], mx.uint32)
+        for code in range(32 * word // bits, -(-32 * (word + 1) // bits)):
+            shift = bits * code - 32 * word
+            total = total | (cycles[..., code] << shift if shift >= 0 else cycles[..., code] >> -shift)
+        words.append(total)
+    return mx.stack(words, axis=-1).reshape(*batch, -1)[..., : -(-channels * bits // 32)]
+
+
+def unpack(words: UInt32[mx.array, "*batch rows words"], bits: int, channels: int) -> UInt32[mx.array, "*batch rows channels"]:
+    """Undo `pack`: the first `channels` codes of each row."""
+    bit = mx.arange(channels, dtype=mx.uint32) * bits
+    word, shift = bit // 32, bit % 32
+    codes = mx.take(words, word, axis=-1) >> shift
+    if 32 % bits:  # codes that straddle a word border have their upper bits in the next word
+        following = mx.minimum(word + 1, words.shape[-1] - 1)
+        upper = mx.take(words, following, axis=-1) << (32 - mx.maximum(shift, 1))
+        codes = codes | mx.where(shift + bits > 32, upper, 0)
+    return codes & ((1 << bits) - 1)
+
+
+def _quantize(groups: mx.array, bits: int, axis: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Return codes (unpacked), scale and minimum of groups that lie along `axis`.
+
+    Extremes and scale are computed in float32: in fp16 the range of +-6e4 would be inf. The codes come from the scale and minimum as stored. A
+    group whose stored scale is zero (constant, or a range below the dtype's smallest number) has scale 1 and codes 0. A group with
+    a NaN or an infinity in it reads back as NaN throughout.
+    """
+    x = groups.astype(mx.float32)
+    low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
+    finite = mx.isfinite(x).all(axis=axis, keepdims=True)
+    scale = ((high - low) / (2**bits - 1)).astype(groups.dtype)
+    scale = mx.where(scale == 0, mx.array(1, groups.dtype), scale)
+    minimum = mx.where(finite, low, float("nan")).astype(groups.dtype)
+    scale = mx.where(finite, scale, mx.array(1, groups.dtype))
+    codes = mx.round(mx.clip((x - minimum.astype(mx.float32)) / scale.astype(mx.float32), 0, 2**bits - 1))
+    codes = mx.where(finite, codes, 0).astype(mx.uint32)
+    return codes, scale.squeeze(axis), minimum.squeeze(axis)
+
+
+def _dequantize(codes: mx.array, scale: mx.array, minimum: mx.array) -> mx.array:
+    return (codes.astype(mx.float32) * scale.astype(mx.float32) + minimum.astype(mx.float32)).astype(scale.dtype)

@@ -1,0 +1,137 @@
+"""The KIVI store: one layer's keys and values, packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx_kv.rows import RowBuffer, Span
+from mlx_kv.store import Store, whole
+
+from .config import Kivi
+from .packed import PackedRows
+from .quantize import dequantize_keys, dequantize_values, quantize_keys, quantize_values
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+
+class KiviStore(Store):
+    """Keys quantised per channel in blocks of `residual` rows, values per token once they leave the newest `residual` rows.
+
+    Of n rows (r = rollback, R = residual), R * floor(max(0, n - r) / R) keys and max(0, n - r - R) values are packed.
+    """
+
+    def __init__(self, config: Kivi | None = None) -> None:
+        """Make an empty store."""
+        self.config = c = config or Kivi()
+        self.rollback = c.rollback
+        self.defer = c.defer
+        keys = {"bits": c.bits_of_keys, "group_size": c.group_size}
+        values = {"bits": c.bits_of_values, "group_size": c.group_size}
+        self.keys = PackedRows(partial(quantize_keys, **keys), partial(dequantize_keys, **keys), c.group_size, c.sinks)
+        self.values = PackedRows(partial(quantize_values, **values), partial(dequantize_values, **values), 1, c.sinks)
+        self._rows: list[int] = []
+        self._most: list[int] = []  # rows that each sequence has had at most: `truncate` reaches back from there
+        self._in_prompt = False  # whether the newest chunk had several tokens
+
+    @property
+    def lengths(self) -> list[int]:
+        """Rows held by each sequence."""
+        return self._rows
+
+    def append(
+        self,
+        keys: Float[mx.array, "batch kv_heads chunk key_dim"],
+        values: Float[mx.array, "batch kv_heads chunk value_dim"],
+        spans: Sequence[Span] | None = None,
+    ) -> None:
+        """Append a chunk in full precision, after quantising what the rows before it had made due."""
+        self.config.check(keys.shape[3], values.shape[3])
+        spans = whole(keys) if spans is None else spans
+        if not self._rows:
+            self.load({}, self.blank(len(spans)).places())
+        self.settle()
+        self.keys.tail.append(keys, spans)
+        self.values.tail.append(values, spans)
+        self._rows = [n + last - first for n, (first, last) in zip(self._rows, spans, strict=True)]
+        self._most = [max(n, m) for n, m in zip(self._rows, self._most, strict=True)]
+        self._in_prompt = keys.shape[2] > 1
+
+    def settle(self) -> None:
+        """Quantise the rows that are due; with `defer`, not before the prompt has ended."""
+        if self.defer and self._in_prompt:
+            return
+        lowest = [n - self.rollback for n in self._most]
+        self.keys.settle(self._rows, self._packed_keys(self._rows), self._packed_keys(lowest))
+        self.values.settle(self._rows, self._packed_values(self._rows), self._packed_values(lowest))
+
+    def dense(self) -> tuple[mx.array, mx.array]:
+        """Return keys and values in the model's dtype."""
+        return self.keys.dense(self._rows), self.values.dense(self._rows)
+
+    def take(self, indices: Int[mx.array, "batch kv_heads kept"], counts: Sequence[int]) -> None:
+        """Keep a subset of the rows, and quantise it anew: the groups of rows that were packed have other members now."""
+        keys, values = (mx.take_along_axis(rows, indices[..., None], axis=2) for rows in self.dense())
+        self.load({}, self.blank(len(counts)).places())
+        self.append(keys, values, [(0, n) for n in counts])
+
+    def truncate(self, rows: int) -> None:
+        """Drop the newest rows; the codes of rows that would not have been packed without them go too."""
+        counts = [min(rows, n) for n in self._rows]
+        self._rows = [n - count for n, count in zip(self._rows, counts, strict=True)]
+        self.keys.truncate(counts, self._packed_keys(self._rows))
+        self.values.truncate(counts, self._packed_values(self._rows))
+
+    def can_truncate(self, rows: int) -> bool:
+        """Tell whether no sequence would go back further than `rollback` rows from the most it has had."""
+        return all(most - max(n - rows, 0) <= self.rollback for n, most in zip(self._rows, self._most, strict=True))
+
+    def buffers(self) -> dict[str, RowBuffer]:
+        """All buffers."""
+        sides = (("keys", self.keys), ("values", self.values))
+        return {f"{side}.{name}": buffer for side, rows in sides for name, buffer in rows.buffers().items()}
+
+    def fresh(self) -> KiviStore:
+        """Return an empty store of the same configuration."""
+        store = KiviStore(self.config)
+        store.defer = self.defer
+        return store
+
+    def blank(self, batch: int) -> KiviStore:
+        """Return a store of the same configuration with `batch` empty sequences."""
+        store = super().blank(batch)
+        store._rows, store._most = [0] * batch, [0] * batch
+        return store
+
+    def select(self, sequences: Sequence[int]) -> KiviStore:
+        """Return a store that holds these sequences."""
+        chosen = super().select(sequences)
+        chosen._rows = [self._rows[b] for b in sequences]
+        chosen._most = [self._most[b] for b in sequences]
+        chosen._in_prompt = self._in_prompt
+        return chosen
+
+    def extend(self, other: KiviStore) -> None:
+        """Append another store's sequences."""
+        super().extend(other)
+        self._rows, self._most = self._rows + other._rows, self._most + other._most
+        self._in_prompt = self._in_prompt or other._in_prompt
+
+    def places(self) -> dict[str, Any]:
+        """Everything but the arrays."""
+        return {**super().places(), "rows": self._rows, "most": self._most, "in_prompt": self._in_prompt}
+
+    def load(self, arrays: Mapping[str, mx.array], places: Mapping[str, Any]) -> None:
+        """Take over another store's arrays and places."""
+        super().load(arrays, places)
+        self._rows, self._most, self._in_prompt = places["rows"], places["most"], places["in_prompt"]
+
+    def _packed_keys(self, rows: Sequence[int]) -> list[int]:
+        residual = self.config.residual
+        return [residual * (max(0, n - self.rollback) // residual) for n in rows]
+
+    def _packed_values(self, rows: Sequence[int]) -> list[int]:
+        return [max(0, n - self.rollback - self.config.residual) for n in rows]

@@ -1,0 +1,30 @@
+"""KV-cache compression for every mlx-lm model."""
+
+from .cache import CompressedKVCache
+from .errors import CacheFileError, SpecError, UnsupportedModelError
+from .factory import install, make_prompt_cache
+from .plugins import MethodInfo, methods
+from .policy import KeepAll, KeepAllPolicy, Policy
+from .report import LayerMemory, MemoryReport, memory_report
+from .store import Dense, DenseStore, Geometry, Store
+
+__all__ = [
+    "CacheFileError",
+    "CompressedKVCache",
+    "Dense",
+    "DenseStore",
+    "Geometry",
+    "KeepAll",
+    "KeepAllPolicy",
+    "LayerMemory",
+    "MemoryReport",
+    "MethodInfo",
+    "Policy",
+    "SpecError",
+    "Store",
+    "UnsupportedModelError",
+    "install",
+    "make_prompt_cache",
+    "memory_report",
+    "methods",
+]

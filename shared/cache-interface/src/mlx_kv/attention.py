@@ -1,0 +1,53 @@
+"""The reference attention: rows made dense, then MLX's own scaled dot product attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from .rows import Span
+from .store import Store
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+Mask = mx.array | str | None
+
+
+def attend(
+    store: Store,
+    queries: Float[mx.array, "batch query_heads chunk key_dim"],
+    scale: float,
+    mask: Mask,
+    sinks: Float[mx.array, "query_heads"] | None = None,
+) -> Float[mx.array, "batch query_heads chunk value_dim"]:
+    """Attend over the rows of a store, those of the present chunk included.
+
+    Args:
+        store: the rows.
+        queries: post-RoPE queries of the chunk.
+        scale: what the scores are multiplied with.
+        mask: None (every row is visible), "causal" (the chunk is the newest rows), or an array that broadcasts to
+            [batch, query_heads, chunk, rows]: boolean, true where visible, or added to the scores.
+        sinks: one logit per query head that joins the softmax without a value (gpt_oss).
+    """
+    keys, values = store.dense()
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+
+
+def ragged_mask(held: Sequence[int], spans: Sequence[Span], chunk: int, rows: int) -> mx.array:
+    """Return what each query of a chunk may see where sequences differ in length: boolean [batch, 1, chunk, rows].
+
+    Args:
+        held: rows of each sequence, those of the chunk included.
+        spans: the real tokens of the chunk in each sequence.
+        chunk: queries per sequence.
+        rows: rows of the dense view, the longest sequence's.
+    """
+    # The query at place i of the chunk is token i - first of the span; it sees the rows held before the span, and the span up to itself.
+    before = mx.array([n - last for n, (_, last) in zip(held, spans, strict=True)])[:, None, None, None]
+    visible = before + mx.arange(1, chunk + 1)[:, None]
+    # Padding's outputs go nowhere, but a softmax over nothing would be NaN: it is shown the first row.
+    return mx.arange(rows) < mx.maximum(visible, 1)

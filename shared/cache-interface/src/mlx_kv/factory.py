@@ -1,0 +1,112 @@
+"""Caches for a model, from a spec."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mlx_lm.models import cache as mlx_lm_cache
+
+from .cache import CompressedKVCache
+from .errors import UnsupportedModelError
+from .identity import fingerprint
+from .probe import Layer, probe
+from .spec import Spec
+
+
+class CachePlan:
+    """What to make for each layer of a model, worked out once.
+
+    Calling it returns a fresh cache list.
+    """
+
+    def __init__(self, model: Any, spec: str, skip_layers: Sequence[int] = ()) -> None:
+        """Read the spec, probe the model and check that the method fits each layer. Raises as `make_prompt_cache` does."""
+        self.spec = Spec.parse(spec)
+        self._own = _own_caches(model)
+        caches = self._own()
+        skipped = _positive(skip_layers, len(caches))
+        layers = probe(model, caches)
+        self.layers = [Layer(None, "skipped on request") if i in skipped else layer for i, layer in enumerate(layers)]
+        self.model_fingerprint = fingerprint(model)
+        fresh = self()  # a method that does not fit a layer says so now
+        if any(layer.shares for layer in layers) and any(_evicts(cache) for cache in fresh):
+            raise UnsupportedModelError(
+                f"[{self.spec.policy_name}] this model shares keys and values between layers, so rows cannot be evicted; "
+                "a store alone works"
+            )
+
+    def __call__(self) -> list[Any]:
+        """Return fresh caches, one for each layer."""
+        return [self._cache(layer, own) for layer, own in zip(self.layers, self._own(), strict=True)]
+
+    def _cache(self, layer: Layer, own: Any) -> Any:
+        if layer.geometry is None:
+            own.uncompressed_reason = layer.reason
+            return own
+        policy, store = self.spec.create(layer.geometry)
+        origin = {
+            "model": self.model_fingerprint,
+            "spec": str(self.spec),
+            "geometry": dataclasses.asdict(layer.geometry),
+        }
+        return CompressedKVCache(policy, store, origin)
+
+
+def make_prompt_cache(model: Any, spec: str, skip_layers: Sequence[int] = ()) -> list[Any]:
+    """Make a compressed prompt cache for `mlx_lm.generate` and its kin.
+
+    Args:
+        model: a model as `mlx_lm.load` returns it.
+        spec: `policy`, `store` or `policy+store`, each `name(key=value, ...)`, such as "snapkv(budget=1024)+kivi(bits=2)".
+        skip_layers: cache indices to leave uncompressed; negative ones count from the end.
+
+    Returns:
+        A fresh list with one cache per layer. Layers that cannot be compressed keep mlx-lm's own cache; `memory_report` says why.
+
+    Raises:
+        SpecError: if the spec cannot be read or names a method that is not installed.
+        ValueError: if the method does not fit the model's shape, or skip_layers is out of range.
+        UnsupportedModelError: if no layer can be compressed.
+    """
+    return CachePlan(model, spec, skip_layers)()
+
+
+def install(model: Any, spec: str, skip_layers: Sequence[int] = ()) -> Callable[[], None]:
+    """Make mlx_lm's generate, server, BatchGenerator and lm-eval use compression for this model, through `model.make_cache`.
+
+    Arguments and errors are those of `make_prompt_cache`.
+
+    Returns:
+        A function that undoes it.
+    """
+    plan = CachePlan(model, spec, skip_layers)
+    before = model.__dict__.get("make_cache")
+    object.__setattr__(model, "make_cache", plan)
+
+    def undo() -> None:
+        object.__delattr__(model, "make_cache")
+        if before is not None:
+            object.__setattr__(model, "make_cache", before)
+
+    return undo
+
+
+def _own_caches(model: Any) -> Callable[[], list[Any]]:
+    """Return what makes the model's own caches, also where `install` stands in front."""
+    installed = model.__dict__.get("make_cache")
+    if isinstance(installed, CachePlan):
+        return installed._own  # pyright: ignore[reportPrivateUsage]
+    return lambda: mlx_lm_cache.make_prompt_cache(model)
+
+
+def _positive(skip_layers: Sequence[int], count: int) -> set[int]:
+    for index in skip_layers:
+        if not -count <= index < count:
+            raise ValueError(f"[mlx_kv] expected skip_layers between {-count} and {count - 1}, got {index}")
+    return {index % count for index in skip_layers}
+
+
+def _evicts(cache: Any) -> bool:
+    return isinstance(cache, CompressedKVCache) and cache.policy.evicts

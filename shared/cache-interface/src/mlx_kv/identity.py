@@ -1,0 +1,27 @@
+"""What tells one model from another, for saved caches."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+_SAMPLE = 16  # values of each parameter: two models that agree in all of them hold the same weights
+
+
+def fingerprint(model: Any) -> str:
+    """Return a digest of a model's configuration and of a few values of every parameter.
+
+    Reads a handful of values per parameter, not the weights: cheap next to a forward pass.
+    """
+    digest = hashlib.sha256(repr(getattr(model, "args", type(model).__name__)).encode())
+    parameters: list[tuple[str, mx.array]] = tree_flatten(model.parameters())  # type: ignore[assignment]
+    samples: list[mx.array] = []
+    for name, array in parameters:
+        digest.update(f"{name} {array.shape} {array.dtype}".encode())
+        samples.append(array.reshape(-1)[: _SAMPLE].astype(mx.float32))
+    if samples:
+        digest.update(bytes(memoryview(mx.concatenate(samples))))
+    return digest.hexdigest()[:32]

@@ -1,0 +1,144 @@
+"""Rows of a batch in one array, every sequence with its own length and its own room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from jaxtyping import Int, Shaped
+
+Span = tuple[int, int]  # the rows first..last-1 of a chunk that are real; the others are batch padding
+
+
+class RowBuffer:
+    """A growing array [heads, total rows, width]: the sequences of a batch one after the other, none padded to another's length.
+
+    Sequence b holds the rows begins[b]..ends[b]-1 of the array and may grow up to limits[b]. These places live on the host, so no
+    operation reads the device back. Room grows by multiples of `step` rows. Appending to all sequences, or reading them, is one
+    launch for the whole batch.
+    """
+
+    def __init__(self, step: int = 256) -> None:
+        """Make an empty buffer; the first append tells how many sequences there are, `clear` does so before it."""
+        self.step = step
+        self.clear(0)
+
+    def clear(self, batch: int) -> None:
+        """Forget everything and hold `batch` empty sequences."""
+        self.data: mx.array | None = None
+        self.begins = [0] * batch
+        self.ends = [0] * batch
+        self.limits = [0] * batch
+
+    @property
+    def lengths(self) -> list[int]:
+        """Rows held by each sequence."""
+        return [end - begin for begin, end in zip(self.begins, self.ends, strict=True)]
+
+    def append(self, rows: Shaped[mx.array, "batch heads chunk width"], spans: Sequence[Span]) -> None:
+        """Append the rows spans[b][0]..spans[b][1]-1 of each sequence b of a chunk."""
+        if not self.begins:
+            self.clear(len(spans))
+        counts = [last - first for first, last in spans]
+        if not any(counts):
+            return
+        data = self._reserve(counts, rows)
+        if len(spans) == 1:
+            (first, last), end = spans[0], self.ends[0]
+            data[:, end : end + last - first] = rows[0, :, first:last]
+        else:
+            sequence = mx.array([b for b, n in enumerate(counts) for _ in range(n)])
+            source = mx.array(list(chain.from_iterable(range(*span) for span in spans)))
+            target = mx.array([end + i for end, n in zip(self.ends, counts, strict=True) for i in range(n)])
+            data[:, target] = rows[sequence, :, source].swapaxes(0, 1)
+        self.ends = [end + n for end, n in zip(self.ends, counts, strict=True)]
+
+    def view(self) -> Shaped[mx.array, "batch heads rows width"]:
+        """Return every sequence from its first row on, rows = max(lengths); beyond a sequence's own length stands no meaning."""
+        if self.data is None:
+            raise ValueError("[rows] an empty buffer has no rows to view")
+        if len(self.begins) == 1:
+            return self.data[None, :, self.begins[0] : self.ends[0]]
+        places = mx.array(self.begins)[:, None] + mx.arange(max(self.lengths))
+        # Places beyond a shorter sequence's room are held at its last row, inside the array.
+        places = mx.minimum(places, mx.array([max(limit - 1, 0) for limit in self.limits])[:, None])
+        return self.data[:, places].swapaxes(0, 1)
+
+    def drop_front(self, counts: Sequence[int]) -> None:
+        """Forget the oldest counts[b] rows of each sequence, and give their room back once it exceeds a step."""
+        self.begins = [begin + n for begin, n in zip(self.begins, counts, strict=True)]
+        room = self.limits[-1] if self.limits else 0
+        if room - sum(self._rooms([0] * len(counts))) > self.step * len(counts):
+            self._rebuild(self._rooms([0] * len(counts)))
+
+    def drop_back(self, counts: Sequence[int]) -> None:
+        """Forget the newest counts[b] rows of each sequence."""
+        self.ends = [end - n for end, n in zip(self.ends, counts, strict=True)]
+
+    def take(self, indices: Int[mx.array, "batch heads kept"], counts: Sequence[int]) -> None:
+        """Keep the rows `indices` of each head, the first counts[b] of them in sequence b, in the order given."""
+        kept = mx.take_along_axis(self.view(), indices[..., None], axis=2)
+        self.clear(len(counts))
+        self.append(kept, [(0, n) for n in counts])
+
+    def select(self, sequences: Sequence[int]) -> RowBuffer:
+        """Return a new buffer with these sequences of the batch, in this order."""
+        chosen = RowBuffer(self.step)
+        chosen.data = self.data
+        chosen.begins = [self.begins[b] for b in sequences]
+        chosen.ends = [self.ends[b] for b in sequences]
+        chosen.limits = [self.limits[b] for b in sequences]
+        chosen._rebuild(chosen._rooms([0] * len(sequences)))
+        return chosen
+
+    def extend(self, other: RowBuffer) -> None:
+        """Append the sequences of another buffer to the batch."""
+        shift = 0 if self.data is None else self.data.shape[1]
+        data = [array for array in (self.data, other.data) if array is not None]
+        if data:
+            self.data = mx.concatenate(data, axis=1) if len(data) > 1 else data[0]
+        self.begins = self.begins + [shift + i for i in other.begins]
+        self.ends = self.ends + [shift + i for i in other.ends]
+        self.limits = self.limits + [shift + i for i in other.limits]
+
+    @property
+    def places(self) -> dict[str, list[int]]:
+        """Where the sequences stand in `data`, for `load`."""
+        return {"begins": self.begins, "ends": self.ends, "limits": self.limits}
+
+    def load(self, data: mx.array | None, places: dict[str, list[int]]) -> None:
+        """Take over another buffer's `data` and `places`."""
+        self.data, self.begins, self.ends, self.limits = data, places["begins"], places["ends"], places["limits"]
+
+    def _reserve(self, counts: Sequence[int], like: mx.array) -> mx.array:
+        """Return the array, with room for counts[b] more rows of each sequence; `like` tells heads, width and dtype."""
+        full = any(end + n > limit for end, n, limit in zip(self.ends, counts, self.limits, strict=True))
+        if self.data is None:
+            self.data = mx.zeros((like.shape[1], 0, like.shape[3]), like.dtype)
+        if full:
+            self._rebuild(self._rooms(counts))
+        return self.data
+
+    def _rooms(self, counts: Sequence[int]) -> list[int]:
+        # Sequences of a batch fill up at different times, and each time all of them move: half a step of air keeps that rare.
+        air = self.step // 2 if len(counts) > 1 else 0
+        wanted = [length + n for length, n in zip(self.lengths, counts, strict=True)]
+        return [-(-(n + air) // self.step) * self.step if n else 0 for n in wanted]
+
+    def _rebuild(self, rooms: Sequence[int]) -> None:
+        """Move every sequence to the front of a room of its own in a new array."""
+        lengths = self.lengths
+        if self.data is not None:
+            heads, _, width = self.data.shape
+            parts: list[mx.array] = []
+            for begin, length, room in zip(self.begins, lengths, rooms, strict=True):
+                parts.append(self.data[:, begin : begin + length])
+                parts.append(mx.zeros((heads, room - length, width), self.data.dtype))
+            self.data = mx.concatenate(parts, axis=1) if sum(rooms) else None
+        self.limits = list(accumulate(rooms))
+        self.begins = [limit - room for limit, room in zip(self.limits, rooms, strict=True)]
+        self.ends = [begin + length for begin, length in zip(self.begins, lengths, strict=True)]

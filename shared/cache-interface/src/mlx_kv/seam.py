@@ -1,0 +1,101 @@
+"""The one place where mlx-lm is made to call us.
+
+Most mlx-lm models call `mlx_lm.models.base.scaled_dot_product_attention`, bound by name in each model module. It is replaced by a wrapper
+that lets caches of ours answer and passes every other call on untouched. Two more functions are wrapped so that mlx-lm
+refuses what it would otherwise do silently to our caches.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.generate  # noqa: F401 (loaded, so that its names can be wrapped)
+from mlx_lm.models import base, cache
+
+
+class SeamCache(ABC):
+    """A cache that answers scaled_dot_product_attention itself."""
+
+    @abstractmethod
+    def attend(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: mx.array | None = None
+    ) -> mx.array:
+        """Return the attention's output [batch, query_heads, chunk, value_dim]."""
+
+    @property
+    def rollback(self) -> int | None:
+        """How many of the newest tokens `trim` can take back; None for any number."""
+        return None
+
+
+def connect() -> None:
+    """Wrap mlx-lm's functions wherever a loaded module has bound them; calling it again reaches modules loaded since."""
+    generate = sys.modules["mlx_lm.generate"]
+    _wrap(base, "scaled_dot_product_attention", _attention)
+    _wrap(generate, "maybe_quantize_kv_cache", _refuse_kv_bits)
+    # generate.py has its own binding of this one, and keeps it: speculative decoding trims within `rollback`, prefix reuse does not.
+    if not hasattr(cache.can_trim_prompt_cache, "mlx_kv_wraps"):
+        cache.can_trim_prompt_cache = _any_number(cache.can_trim_prompt_cache)
+
+
+def _wrap(home: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    present = getattr(home, name)
+    original = getattr(present, "mlx_kv_wraps", present)
+    wrapped = present if present is not original else wrapper(original)
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get(name) is original:
+            setattr(module, name, wrapped)
+
+
+def _attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    @wraps(original)
+    def scaled_dot_product_attention(
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        if isinstance(cache, SeamCache):
+            return cache.attend(queries, keys, values, scale, mask, sinks)
+        return original(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
+
+    return _mark(scaled_dot_product_attention, original)
+
+
+def _refuse_kv_bits(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def maybe_quantize_kv_cache(
+        prompt_cache: list[Any], quantized_kv_start: int, kv_group_size: int, kv_bits: int | None
+    ) -> None:
+        if kv_bits is not None and any(isinstance(c, SeamCache) for c in prompt_cache):
+            raise ValueError(
+                "[mlx_kv] kv_bits cannot be used with a compressed cache: it would quantise the layers that were left out; "
+                "choose the bits in the method's spec instead"
+            )
+        original(prompt_cache, quantized_kv_start, kv_group_size, kv_bits)
+
+    return _mark(maybe_quantize_kv_cache, original)
+
+
+def _any_number(original: Callable[[list[Any]], bool]) -> Callable[[list[Any]], bool]:
+    """Answer for prefix reuse, which trims by any number of tokens: a cache that can only take back a few must say no."""
+
+    @wraps(original)
+    def can_trim_prompt_cache(cache: list[Any]) -> bool:
+        limited = any(isinstance(c, SeamCache) and c.rollback is not None for c in cache)
+        return not limited and original(cache)
+
+    return _mark(can_trim_prompt_cache, original)
+
+
+def _mark(wrapped: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    wrapped.mlx_kv_wraps = original  # type: ignore[attr-defined]
+    return wrapped

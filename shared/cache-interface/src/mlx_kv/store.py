@@ -1,0 +1,177 @@
+"""Stores: how the rows of one layer's keys and values are held."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import mlx.core as mx
+
+from .rows import RowBuffer, Span
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shape of one layer's attention, as the probe saw it."""
+
+    layer: int
+    query_heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+class Store(ABC):
+    """Holds keys [batch, kv_heads, rows, key_dim] and values [batch, kv_heads, rows, value_dim] of one layer.
+
+    A batch is one store in which every sequence has a length of its own. Rows are exact until `settle` compresses what the
+    store's rule says; the cache calls it after the attention of the tokens that were appended, and before whatever looks at the store.
+    """
+
+    rollback: int | None = 0
+    """How many of the newest rows `truncate` can drop exactly; None for any number."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> list[int]:
+        """Rows held by each sequence; empty before the first append."""
+
+    @abstractmethod
+    def append(
+        self,
+        keys: Float[mx.array, "batch kv_heads chunk key_dim"],
+        values: Float[mx.array, "batch kv_heads chunk value_dim"],
+        spans: Sequence[Span] | None = None,
+    ) -> None:
+        """Append a chunk; of sequence b only the rows spans[b][0]..spans[b][1]-1 are real (default: all)."""
+
+    @abstractmethod
+    def dense(self) -> tuple[mx.array, mx.array]:
+        """Return keys and values uncompressed, each sequence from row 0, as long as the longest."""
+
+    @abstractmethod
+    def take(self, indices: Int[mx.array, "batch kv_heads kept"], counts: Sequence[int]) -> None:
+        """Keep the rows `indices` of each head (ascending), the first counts[b] of them in sequence b."""
+
+    @abstractmethod
+    def truncate(self, rows: int) -> None:
+        """Drop the newest `rows` rows of every sequence, as if they had never been appended."""
+
+    @abstractmethod
+    def buffers(self) -> dict[str, RowBuffer]:
+        """Every buffer of the store by name: they are all its arrays."""
+
+    @abstractmethod
+    def fresh(self) -> Self:
+        """Return an empty store of the same configuration."""
+
+    def settle(self) -> None:  # noqa: B027 (most stores have nothing to do)
+        """Compress what has become due."""
+
+    def can_truncate(self, rows: int) -> bool:
+        """Tell whether `truncate(rows)` would be exact."""
+        return self.rollback is None or rows <= self.rollback
+
+    def blank(self, batch: int) -> Self:
+        """Return a store of the same configuration with `batch` empty sequences."""
+        store = self.fresh()
+        for buffer in store.buffers().values():
+            buffer.clear(batch)
+        return store
+
+    def select(self, sequences: Sequence[int]) -> Self:
+        """Return a store that holds these sequences, in this order."""
+        chosen = self.fresh()
+        for name, buffer in chosen.buffers().items():
+            selected = self.buffers()[name].select(sequences)
+            buffer.load(selected.data, selected.places)
+        return chosen
+
+    def extend(self, other: Self) -> None:
+        """Append the sequences of another store of the same configuration to the batch."""
+        for name, buffer in self.buffers().items():
+            buffer.extend(other.buffers()[name])
+
+    def arrays(self) -> dict[str, mx.array]:
+        """Every array held, by the name of its buffer."""
+        return {name: buffer.data for name, buffer in self.buffers().items() if buffer.data is not None}
+
+    def places(self) -> dict[str, Any]:
+        """Everything else that `load` needs, as numbers and lists that JSON can hold."""
+        return {name: buffer.places for name, buffer in self.buffers().items()}
+
+    def load(self, arrays: Mapping[str, mx.array], places: Mapping[str, Any]) -> None:
+        """Take over `arrays` and `places` of a store of the same configuration."""
+        for name, buffer in self.buffers().items():
+            buffer.load(arrays.get(name), places[name])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays held, room for growth included."""
+        return sum(array.nbytes for array in self.arrays().values())
+
+
+class DenseStore(Store):
+    """Rows in the model's own dtype, as mlx-lm's KVCache holds them."""
+
+    rollback = None
+
+    def __init__(self, step: int = 256) -> None:
+        """Make an empty store that grows by `step` rows."""
+        self.keys = RowBuffer(step)
+        self.values = RowBuffer(step)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Rows held by each sequence."""
+        return self.keys.lengths
+
+    def append(self, keys: mx.array, values: mx.array, spans: Sequence[Span] | None = None) -> None:
+        """Append a chunk."""
+        spans = whole(keys) if spans is None else spans
+        self.keys.append(keys, spans)
+        self.values.append(values, spans)
+
+    def dense(self) -> tuple[mx.array, mx.array]:
+        """Return the rows held."""
+        return self.keys.view(), self.values.view()
+
+    def take(self, indices: mx.array, counts: Sequence[int]) -> None:
+        """Keep a subset of the rows."""
+        self.keys.take(indices, counts)
+        self.values.take(indices, counts)
+
+    def truncate(self, rows: int) -> None:
+        """Drop the newest rows."""
+        counts = [min(rows, length) for length in self.lengths]
+        self.keys.drop_back(counts)
+        self.values.drop_back(counts)
+
+    def buffers(self) -> dict[str, RowBuffer]:
+        """The two buffers."""
+        return {"keys": self.keys, "values": self.values}
+
+    def fresh(self) -> DenseStore:
+        """Return an empty dense store."""
+        return DenseStore(self.keys.step)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Keep keys and values uncompressed: the store to put an evicting policy on."""
+
+    kind: ClassVar[str] = "store"
+
+    def create(self, geometry: Geometry) -> DenseStore:
+        """Make the store of one layer; any geometry will do."""
+        return DenseStore()
+
+
+def whole(chunk: mx.array) -> list[Span]:
+    """Return the spans of a chunk [batch, heads, rows, width] without padding."""
+    return [(0, chunk.shape[2])] * chunk.shape[0]
