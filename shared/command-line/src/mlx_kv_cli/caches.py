@@ -1,0 +1,37 @@
+"""From `--method` to caches, with the user's mistakes told as such."""
+
+from __future__ import annotations
+
+from mlx_kv import make_prompt_cache
+
+from mlx_kv_cli import lm
+from mlx_kv_cli.errors import UserError
+from mlx_kv_cli.models import LoadedModel
+
+
+def make_cache(loaded: LoadedModel, method: str | None) -> lm.Cache:
+    """A fresh cache for a method; mlx-lm's own without one.
+
+    Raises UserError when the method is wrong or does not fit the model.
+    """
+    if method is None:
+        return lm.full_cache(loaded.model)
+    try:
+        return make_prompt_cache(loaded.model, method)
+    except ValueError as error:  # SpecError and UnsupportedModelError are ValueErrors
+        raise UserError(f"--method {method}: {error}") from error
+
+
+def cache_factory(loaded: LoadedModel, method: str | None) -> lm.CacheFactory:
+    """Make caches for a method again and again; the method is checked at once."""
+    make_cache(loaded, method)
+    return lambda: make_cache(loaded, method)
+
+
+def quantized_factory(loaded: LoadedModel, bits: int, group_size: int) -> lm.CacheFactory:
+    """Mlx-lm's own quantised caches, checked at once."""
+    try:
+        lm.quantized_cache(loaded.model, bits, group_size)
+    except ValueError as error:
+        raise UserError(f"--kv-bits {bits}: {error}") from error
+    return lambda: lm.quantized_cache(loaded.model, bits, group_size)
