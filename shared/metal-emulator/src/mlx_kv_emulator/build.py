@@ -1,0 +1,105 @@
+"""Compiles kernels and the runtime into shared libraries in the cache."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+from .cache import build_once, digest
+from .errors import CompileError
+from .includes import MSL_FOLDER
+from .instrument import instrument
+from .settings import Contract, Mode
+from .toolchain import MACOS, processor_flags, run, toolchain
+
+RUNTIME_FOLDER = Path(__file__).parent / "runtime"
+SUFFIX = ".dylib" if MACOS else ".so"
+
+_LANGUAGE = ["-x", "c++", "-std=c++17", "-nostdinc++", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"]
+_LANGUAGE += ["-fsigned-char", "-fno-strict-aliasing", "-Wno-everything", "-ferror-limit=10", "-fno-color-diagnostics"]
+# MSL has no double: a literal without suffix is a float. Every operation on half and bfloat rounds.
+_LANGUAGE += ["-Xclang", "-cl-single-precision-constant"]
+_LANGUAGE += ["-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"]
+_OBJECT = ["-fPIC", "-fvisibility=hidden", "-fno-asynchronous-unwind-tables"]
+# A variable that was never set holds a pattern that is a NaN as a float.
+_OBJECT += ["-ftrivial-auto-var-init=pattern"]
+_CHECKS = ["-DMSL_CHECKED", "-O1", "-g1", "-fsanitize=thread"]
+_CHECKS += ["-fsanitize=bounds,shift,integer-divide-by-zero,float-cast-overflow,alignment,bool", "-fsanitize-recover=all"]
+for _option in ("func-entry-exit=0", "atomics=0", "read-before-write=1"):
+    _CHECKS += ["-mllvm", f"-tsan-instrument-{_option}"]
+
+
+@functools.cache
+def _everything_else() -> str:
+    """A digest of what every object depends on besides its own source and flags."""
+    files = sorted(p for p in (*MSL_FOLDER.rglob("*"), *RUNTIME_FOLDER.iterdir()) if p.is_file())
+    here = Path(__file__)
+    own = [p.read_bytes() for p in (*files, here, here.parent / "instrument.py")]
+    return digest(version("mlx-kv-emulator"), toolchain().identity, platform.machine(), *processor_flags(), *own)
+
+
+def runtime_library() -> Path:
+    """The runtime as a shared library, built on first use."""
+    sources = sorted(RUNTIME_FOLDER.glob("*.cpp"))
+    flags = ["-std=c++20", "-O2", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-sanitize=all"]
+    shared = ["-dynamiclib"] if MACOS else ["-shared", "-Wl,--no-as-needed", "-lm", "-lpthread"]
+
+    def build(_scratch: Path, target: Path) -> None:
+        run([*toolchain().build, *flags, *sources, "-o", target, *shared])
+
+    return build_once(f"runtime-{digest(_everything_else(), *flags)}{SUFFIX}", build)
+
+
+def _front_end(contract: Contract) -> list[str]:
+    return [*toolchain().compile, *_LANGUAGE, *processor_flags(), f"-ffp-contract={contract}", "-I", str(MSL_FOLDER)]
+
+
+def kernel_library(name: str, source: str, mode: Mode, contract: Contract) -> Path:
+    """A kernel as a shared library; in mode check it is instrumented.
+
+    Raises:
+        CompileError: the source is no valid MSL.
+    """
+    checked = mode == "check"
+    flags = [*_front_end(contract), *_OBJECT, *(_CHECKS if checked else ["-O2"])]
+
+    def build(scratch: Path, target: Path) -> None:
+        text, assembly, made = scratch / "kernel.cpp", scratch / "kernel.ll", scratch / "kernel.o"
+        text.write_text(source)
+        if checked:
+            _compile(name, [*flags, "-S", "-emit-llvm", text, "-o", assembly])
+            assembly.write_text(instrument(assembly.read_text()))
+            back_end = [*toolchain().compile, "-x", "ir", *processor_flags(), "-O1", "-Xclang", "-disable-llvm-passes"]
+            run([*back_end, "-fPIC", "-Wno-everything", "-c", assembly, "-o", made])
+        else:
+            _compile(name, [*flags, "-c", text, "-o", made])
+        run([*toolchain().link, made, "-o", target])
+
+    return build_once(f"{_file_name(name)}-{digest(_everything_else(), *flags, source)}{SUFFIX}", build)
+
+
+def check_types(name: str, source: str) -> None:
+    """Strict mode: CompileError unless the source is well-typed with Metal's address spaces. A pass is remembered."""
+    flags = [*_front_end("on"), "-DMSL_STRICT", "-fsyntax-only"]
+
+    def build(scratch: Path, target: Path) -> None:
+        text = scratch / "kernel.cpp"
+        text.write_text(source)
+        _compile(name, [*flags, text])
+        target.touch()
+
+    build_once(f"{_file_name(name)}-{digest(_everything_else(), *flags, source)}.strict", build)
+
+
+def _compile(name: str, command: list[str | Path]) -> None:
+    try:
+        run(command)
+    except CompileError as error:
+        raise CompileError(f"[{name}] does not compile:\n{error}") from None
+
+
+def _file_name(kernel: str) -> str:
+    return re.sub(r"\W+", "_", kernel)[:60] or "kernel"

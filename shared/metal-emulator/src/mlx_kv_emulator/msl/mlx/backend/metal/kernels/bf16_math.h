@@ -1,0 +1,2 @@
+#pragma once
+// metal_stdlib here has all functions of bfloat already.

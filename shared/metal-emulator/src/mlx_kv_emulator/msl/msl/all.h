@@ -1,0 +1,17 @@
+#pragma once
+// The Metal standard library, as far as compute kernels need it, for clang's C++. Every <metal_...> header leads here.
+#include "../../runtime/abi.h"
+#include "address_spaces.h"
+#include "types.h"
+#include "traits.h"
+#include "vectors.h"
+#include "limits.h"
+#include "math.h"
+#include "vector_math.h"
+#include "integer.h"
+#include "synchronisation.h"
+#include "simd.h"
+#include "quad.h"
+#include "simdgroup_matrix.h"
+#include "atomic.h"
+#include "entry.h"
