@@ -20,6 +20,8 @@ def to_cpp(source: str, function_constants: FunctionConstants | None = None) -> 
     source = re.sub(r"#pragma\s+METAL\s+fp\s+contract", "#pragma clang fp contract", source)
     source = re.sub(r"#pragma\s+METAL\s+fp\s+math_mode[^\n]*", "", source)
     source = _FUNCTION_CONSTANT.sub(lambda found: _define(found, function_constants or {}), source)
+    # an attribute whose name is one of our macros; it numbers threadgroup arguments of helper functions
+    source = re.sub(r"\[\[\s*threadgroup\(\d+\)\s*\]\]", "", source)
     # clang refuses array parameters with an address space; a pointer is what they decay to
     source = re.sub(r"((?:constant const|const constant) \w+) (\w+)\[\w+\](?=\s*[,)])", r"\1* \2", source)
     return mark_threadgroup_variables(source)
