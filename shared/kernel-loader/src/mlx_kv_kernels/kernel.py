@@ -61,13 +61,15 @@ class Kernel:
         output_dtypes: Sequence[mx.Dtype],
         template: Mapping[str, TemplateValue] | None = None,
         init_value: float | None = None,
+        threadgroups_per_core: int | None = None,
         backend: str | None = None,
     ) -> list[mx.array]:
         """Launch the kernel; the outputs in the order of `output_names`.
 
-        `grid` counts threads and is a multiple of `threadgroup`, because Metal cuts the last threadgroup short and CUDA does
-        not; a threadgroup has a multiple of 32 threads, 1024 at most. Metal and CUDA compile when the outputs are evaluated,
-        so that is where a compiler's message appears, with this kernel's file name and line.
+        `grid` counts threads and is a multiple of `threadgroup`, because Metal cuts the last threadgroup short and
+        CUDA does not; a threadgroup has a multiple of 32 threads, 1024 at most. Metal and CUDA compile when the
+        outputs are evaluated, so that is where a compiler's message appears, with this kernel's file name and line.
+        On CUDA `threadgroups_per_core` caps the registers so that as many threadgroups fit on one multiprocessor.
 
         Raises:
             ValueError: sizes, inputs or template do not fit, or the backend is "reference", which has no kernels.
@@ -76,10 +78,13 @@ class Kernel:
         self._check(inputs, template or {}, grid, threadgroup)
         backend = resolve_backend(backend)
         if backend == "reference":
-            raise ValueError(f"[{self.name}] expected a backend that runs kernels, got 'reference': call the reference instead")
+            raise ValueError(
+                f"[{self.name}] expected a backend that runs kernels, got 'reference': call the reference instead"
+            )
         values = tuple((name, (template or {})[name]) for name in self.template)
         types = tuple((x.dtype, x.ndim == 0, x.size < CONSTANT_BELOW) for x in inputs)
-        launch = _build(self, self.text, backend, values, types, tuple(output_dtypes))
+        bounds = (threadgroup[0] * threadgroup[1] * threadgroup[2], threadgroups_per_core) if backend == "cuda" else ()
+        launch = _build(self, self.text, backend, values, types, tuple(output_dtypes), bounds)
         return launch(
             inputs=list(inputs),
             template=list(values),
@@ -104,7 +109,9 @@ class Kernel:
                 f"got {threadgroup}"
             )
         if any(size <= 0 or size % group for size, group in zip(grid, threadgroup, strict=True)):
-            raise ValueError(f"[{self.name}] expected grid a positive multiple of threadgroup {threadgroup}, got {grid}")
+            raise ValueError(
+                f"[{self.name}] expected grid a positive multiple of threadgroup {threadgroup}, got {grid}"
+            )
 
 
 @cache
@@ -115,10 +122,11 @@ def _build(
     template: tuple[tuple[str, TemplateValue], ...],
     inputs: tuple[tuple[mx.Dtype, bool, bool], ...],
     outputs: tuple[mx.Dtype, ...],
+    bounds: tuple[int | None, ...],
 ) -> Callable[..., list[mx.array]]:
-    """The launcher of one variant, built once. MLX looks compiled kernels up by name alone, so the name says all that differs."""
+    """The launcher of one variant. MLX looks compiled kernels up by name alone, so the name says all that differs."""
     language = "cuda" if backend == "cuda" else "metal"
-    header, body = source.compose(text, kernel.filename, language)
+    header, body = source.compose(text, kernel.filename, language, tuple(bound for bound in bounds if bound))
     digest = hashlib.sha256(repr((header, body, template, inputs, outputs)).encode()).hexdigest()[:12]
     variant = "_".join(_word(value) for _, value in template)
     make: Any = {"metal": mx.fast.metal_kernel, "cuda": mx.fast.cuda_kernel}.get(backend)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def topk_rows(
-    scores: Float32[mx.array, "batch kv_heads rows"], k: int, lengths: Int[mx.array, "batch"] | None = None
+    scores: Float32[mx.array, "batch kv_heads rows"], k: int, lengths: Int[mx.array, " batch"] | None = None
 ) -> UInt32[mx.array, "batch kv_heads k"]:
     """The rows of the k highest scores of each head, ascending; ties go to the lowest row.
 

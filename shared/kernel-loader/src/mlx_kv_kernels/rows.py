@@ -30,7 +30,7 @@ _GATHER_THREADS = 256
 def topk_rows(
     scores: Float32[mx.array, "batch kv_heads rows"],
     k: int,
-    lengths: Int[mx.array, "batch"] | Sequence[int] | None = None,
+    lengths: Int[mx.array, " batch"] | Sequence[int] | None = None,
     *,
     backend: str | None = None,
 ) -> UInt32[mx.array, "batch kv_heads k"]:
@@ -39,8 +39,8 @@ def topk_rows(
     Args:
         scores: one finite or infinite number a row; NaN loses to everything, -infinity too. -0 equals +0.
         k: rows to keep, 1 <= k <= rows.
-        lengths: valid rows of each sequence (default: all). Rows behind them lose to every valid row, NaN included, so a
-            sequence shorter than k keeps all its rows and then rows length, length + 1, ... as filling.
+        lengths: valid rows of each sequence (default: all). Rows behind them lose to every valid row, NaN included,
+            so a sequence shorter than k keeps all its rows and then rows length, length + 1, ... as filling.
         backend: "metal", "cuda", "emulator", "reference" or "auto" (default: MLX_KV_BACKEND, else auto).
 
     Raises:
@@ -55,7 +55,7 @@ def topk_rows(
     if not 1 <= k <= rows:
         raise ValueError(f"[topk_rows] expected 1 <= k <= {rows} rows, got {k}")
     if lengths is not None and not isinstance(lengths, mx.array):
-        lengths = mx.array(lengths, dtype=mx.int32)
+        lengths = mx.array(list(lengths), dtype=mx.int32)
     if lengths is not None and lengths.shape != (batch,):
         raise ValueError(f"[topk_rows] expected lengths [{batch}], got {list(lengths.shape)}")
     backend = resolve_backend(backend)
@@ -119,7 +119,7 @@ def gather_rows(
 
 
 def _in_device_memory(x: mx.array) -> mx.array:
-    """`x`, or `x` with rows behind it where Metal would put so few elements into constant memory, which has other pointers."""
+    """`x`, with rows behind it where Metal would hold so few elements in constant memory, which has other pointers."""
     if x.size >= CONSTANT_BELOW:
         return x
     axis = 2

@@ -1,7 +1,7 @@
 """A `.metal` file becomes the header and the body that mx.fast.metal_kernel and mx.fast.cuda_kernel take.
 
-The file holds helper functions, then the line `// --- body ---`, then the statements of the kernel. MLX writes the signature.
-`#line` directives keep the file's own name and line numbers in every compiler's messages.
+The file holds helper functions, then the line `// --- body ---`, then the statements of the kernel. MLX writes the
+signature. `#line` directives keep the file's own name and line numbers in every compiler's messages.
 """
 
 from __future__ import annotations
@@ -30,8 +30,13 @@ def split(text: str, filename: str) -> tuple[str, str]:
     return "\n".join(helpers) + "\n", "\n".join(body) + "\n"
 
 
-def compose(text: str, filename: str, language: Literal["metal", "cuda"]) -> tuple[str, str]:
-    """(header, body) of a kernel for MLX, with what the language needs around them."""
+def compose(
+    text: str, filename: str, language: Literal["metal", "cuda"], launch_bounds: tuple[int, ...] = ()
+) -> tuple[str, str]:
+    """(header, body) of a kernel for MLX, with what the language needs around them.
+
+    `launch_bounds` is CUDA's: threads of a threadgroup and, if given, threadgroups that must fit on one multiprocessor.
+    """
     helpers, body = split(text, filename)
     matrices = "simdgroup_matrix" in text or "8x8" in text
     if language == "metal":
@@ -39,6 +44,10 @@ def compose(text: str, filename: str, language: Literal["metal", "cuda"]) -> tup
     prelude = _own("cuda/prelude.cuh")
     if matrices:
         prelude = "#define MLX_KV_MATRIX_LANES\n" + prelude + _own("cuda/matrices.cuh")
+    if launch_bounds:
+        # MLX writes `__global__` before the kernel's name and has no other place for the bounds.
+        bounds = ", ".join(map(str, launch_bounds))
+        prelude += f"#undef __global__\n#define __global__ __attribute__((global)) __launch_bounds__({bounds})\n"
     return prelude + helpers, _own("cuda/positions.cuh") + body
 
 

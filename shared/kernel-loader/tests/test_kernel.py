@@ -1,0 +1,161 @@
+import mlx.core as mx
+import pytest
+from mlx_kv_kernels import Kernel, kernel, source
+from mlx_kv_kernels.testing import legs
+
+MULTIPLY = """// One helper, so that the body does not begin on line 1.
+METAL_FUNC float times(float a, int b) { return a * float(b); }
+// --- body ---
+    const uint i = thread_position_in_grid.x;
+    out[i] = times(x[i], FACTOR);
+"""
+
+
+@pytest.fixture(params=legs(), ids=str)
+def leg(request):
+    with request.param.active():
+        yield request.param
+
+
+def launch(kernel, x, backend, **template):
+    out = kernel(
+        inputs=[x],
+        template=template,
+        grid=(x.size, 1, 1),
+        threadgroup=(32, 1, 1),
+        output_shapes=[x.shape],
+        output_dtypes=[x.dtype],
+        backend=backend,
+    )[0]
+    mx.eval(out)
+    return out
+
+
+def test_template_variants_and_edited_sources_of_one_name_in_one_evaluation(leg, write_kernel):
+    x = mx.arange(64, dtype=mx.float32)
+    by_template = write_kernel("multiply", MULTIPLY, ["x"], ["out"], template=("FACTOR",))
+    edited = write_kernel("multiply", MULTIPLY.replace("a * ", "a + "), ["x"], ["out"], template=("FACTOR",))
+    outputs = [
+        k(
+            inputs=[x],
+            template={"FACTOR": factor},
+            grid=(64, 1, 1),
+            threadgroup=(32, 1, 1),
+            output_shapes=[(64,)],
+            output_dtypes=[mx.float32],
+            backend=leg.backend,
+        )[0]
+        for k, factor in [(by_template, 2), (by_template, 3), (edited, 2), (by_template, -2)]
+    ]
+    mx.eval(outputs)
+    for got, expected in zip(outputs, [x * 2, x * 3, x + 2, x * -2], strict=True):
+        assert mx.array_equal(got, expected)
+
+
+def test_one_name_serves_inputs_of_several_dtypes_and_address_spaces(leg, write_kernel):
+    """Neither the template nor the text says what differs here; MLX's own key would hold the first one's code."""
+    text = "// --- body ---\n    const uint i = thread_position_in_grid.x;\n    out[i] = float(x[i % 4]);\n"
+    widen = write_kernel("widen", text, ["x"], ["out"])
+    for dtype in (mx.float32, mx.float16, mx.bfloat16, mx.int32):
+        for size in (4, 32):  # constant and device memory on Metal
+            x = mx.arange(size).astype(dtype)
+            got = widen(
+                inputs=[x],
+                grid=(32, 1, 1),
+                threadgroup=(32, 1, 1),
+                output_shapes=[(32,)],
+                output_dtypes=[mx.float32],
+                backend=leg.backend,
+            )[0]
+            assert mx.array_equal(got, mx.tile(mx.arange(4, dtype=mx.float32), 8))
+
+
+def test_each_variant_is_built_once(write_kernel, monkeypatch):
+    built = []
+
+    def metal_kernel(**description):
+        built.append(description)
+        return lambda **call: [mx.zeros(call["output_shapes"][0])]
+
+    monkeypatch.setattr(kernel, "resolve_backend", lambda _: "metal")
+    monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
+    multiply = write_kernel("multiply", MULTIPLY, ["x"], ["out"], template=("FACTOR",))
+    for factor in (2, 3, 2, 2, 3):
+        launch(multiply, mx.zeros((64,)), "metal", FACTOR=factor)
+    assert len(built) == len({description["name"] for description in built}) == 2
+    assert all(description["name"].startswith("multiply_") for description in built)
+
+
+def test_cuda_is_given_the_prelude_the_positions_and_the_launch_bounds(write_kernel, monkeypatch):
+    built = []
+
+    def cuda_kernel(**description):
+        built.append(description)
+        return lambda **call: [mx.zeros(call["output_shapes"][0])]
+
+    monkeypatch.setattr(kernel, "resolve_backend", lambda _: "cuda")
+    monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_kernel)
+    multiply = write_kernel("multiply", MULTIPLY, ["x"], ["out"], template=("FACTOR",))
+    launch(multiply, mx.zeros((64,)), "cuda", FACTOR=2)
+    header, body = built[0]["header"], built[0]["source"]
+    assert "#define device\n" in header
+    assert "__launch_bounds__(32)" in header
+    assert "thread_position_in_grid" in body
+    assert header.endswith(MULTIPLY.split("// --- body ---")[0])
+    assert body.endswith(MULTIPLY.split("// --- body ---\n")[1])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"), [("float(b)", "float(missing)", 2), ("times(x[i], FACTOR)", "missing", 5)]
+)
+def test_a_compile_error_names_the_metal_line(leg, write_kernel, old, new, line):
+    broken = write_kernel("broken", MULTIPLY.replace(old, new), ["x"], ["out"], template=("FACTOR",))
+    with pytest.raises(Exception, match=rf"broken\.metal[:(]{line}\b[\s\S]*missing"):
+        launch(broken, mx.zeros((64,)), leg.backend, FACTOR=2)
+
+
+def test_init_value_fills_what_the_kernel_leaves(leg, write_kernel):
+    text = "// --- body ---\n    const uint i = thread_position_in_grid.x;\n    if (i % 2 == 0) out[i] = x[i];\n"
+    evens = write_kernel("evens", text, ["x"], ["out"])
+    got = evens(
+        inputs=[mx.arange(32, dtype=mx.float32)],
+        grid=(32, 1, 1),
+        threadgroup=(32, 1, 1),
+        output_shapes=[(32,)],
+        output_dtypes=[mx.float32],
+        init_value=-1,
+        backend=leg.backend,
+    )[0]
+    assert got.tolist() == [float(i) if i % 2 == 0 else -1.0 for i in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"grid": (100, 1, 1)}, r"expected grid a positive multiple of threadgroup \(32, 1, 1\), got \(100, 1, 1\)"),
+        ({"grid": (0, 1, 1)}, "expected grid a positive multiple"),
+        ({"threadgroup": (16, 1, 1), "grid": (64, 1, 1)}, "expected a threadgroup of a multiple of 32 threads"),
+        ({"threadgroup": (64, 32, 1), "grid": (64, 32, 1)}, "up to 1024"),
+        ({"template": {}}, r"expected template \['FACTOR'\], got \[\]"),
+        ({"template": {"FACTOR": 1, "OTHER": 2}}, "expected template"),
+        ({"inputs": []}, "expected inputs x, got 0 arrays"),
+        ({"backend": "reference"}, "expected a backend that runs kernels"),
+    ],
+)
+def test_refuses_before_anything_is_built(change, message):
+    call = {
+        "inputs": [mx.zeros((64,))],
+        "template": {"FACTOR": 2},
+        "grid": (64, 1, 1),
+        "threadgroup": (32, 1, 1),
+        "output_shapes": [(64,)],
+        "output_dtypes": [mx.float32],
+        "backend": "reference",
+    }
+    with pytest.raises(ValueError, match=r"\[multiply\] .*" + message):
+        Kernel("multiply", "nowhere", ("x",), ("out",), template=("FACTOR",))(**{**call, **change})
+
+
+def test_a_file_without_the_body_marker_is_refused():
+    with pytest.raises(ValueError, match=r"\[lost\.metal\] expected one line '// --- body ---', got 0"):
+        source.split("out[0] = 1;", "lost.metal")

@@ -1,0 +1,20 @@
+"""The README's worked example is run as it stands."""
+
+import re
+from pathlib import Path
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_worked_example(write_kernel):
+    (metal,) = blocks("metal")
+    _, example, testing = [block for block in blocks("python") if ">>>" not in block]
+    package = write_kernel("normalize", metal, ["x"], ["out"]).package
+    names = {}
+    exec(example.replace("your_package", package), names)
+    exec(testing, names)
+    assert names["normalize"](names["mx"].array([[1.0, 3.0]]), backend="reference").tolist() == [[0.25, 0.75]]
