@@ -95,8 +95,8 @@ METAL_FUNC void simdgroup_multiply_accumulate(thread simdgroup_matrix<D, 8, 8>& 
                                               simdgroup_matrix<B, 8, 8> b, simdgroup_matrix<C, 8, 8> c, MSL_HERE) {
   const msl::Operands<A, B> operands{a.elements, b.elements};
   const msl_exchange* e = msl_simd(&operands, sizeof operands, "simdgroup_multiply_accumulate", file, line);
-  const vec<float, 2> sum = msl::product<A, B>(e, msl::element_of(msl_lane()), {(float)c.elements[0], (float)c.elements[1]});
-  d.elements = {(D)sum[0], (D)sum[1]};
+  const vec<float, 2> sum = msl::product<A, B>(e, msl::element_of(msl_lane()), msl::make<float, 2>(c.elements));
+  d.elements = msl::make<D, 2>(sum);
 }
 
 template <class D, class A, class B>
