@@ -24,6 +24,8 @@ _LANGUAGE += ["-fsigned-char", "-fno-strict-aliasing", "-Wno-everything", "-ferr
 _LANGUAGE += ["-Xclang", "-cl-single-precision-constant"]
 _LANGUAGE += ["-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"]
 _OBJECT = ["-fPIC", "-fvisibility=hidden", "-fno-asynchronous-unwind-tables"]
+# A frame larger than the guard page of a fiber's stack must not step over it.
+_OBJECT += [] if MACOS else ["-fstack-clash-protection"]
 # A variable that was never set holds a pattern that is a NaN as a float.
 _OBJECT += ["-ftrivial-auto-var-init=pattern"]
 _CHECKS = ["-DMSL_CHECKED", "-O1", "-g1", "-fsanitize=thread"]

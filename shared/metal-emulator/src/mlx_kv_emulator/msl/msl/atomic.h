@@ -35,12 +35,20 @@ enum { READ = 1, WRITE = 2 };
 template <class A>
 METAL_FUNC auto load(A* pointer) {
   decltype(pointer->value) value;
+#ifdef MSL_STRICT  // the builtins do not know address spaces
+  value = pointer->value;
+#else
   __atomic_load(&pointer->value, &value, __ATOMIC_RELAXED);
+#endif
   return value;
 }
 template <class A, class T>
 METAL_FUNC void store(A* pointer, T value) {
+#ifdef MSL_STRICT
+  pointer->value = value;
+#else
   __atomic_store(&pointer->value, &value, __ATOMIC_RELAXED);
+#endif
 }
 
 }  // namespace msl

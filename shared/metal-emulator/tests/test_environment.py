@@ -1,0 +1,203 @@
+"""Settings, the cache, compilers, and many callers at once."""
+
+import concurrent.futures
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+import mlx_kv_emulator
+from mlx_kv_emulator import EmulatorError, cache, current_settings, last_launch, metal_kernel, toolchain
+from mlx_kv_emulator.build import RUNTIME_FOLDER
+
+COPY = "o[thread_position_in_grid.x] = x[thread_position_in_grid.x];"
+
+
+def run(kernel, n=64, **options):
+    arguments = dict(inputs=[mx.arange(n, dtype=mx.float32)], output_shapes=[(n,)], output_dtypes=[mx.float32])
+    return kernel(**arguments, grid=(n, 1, 1), threadgroup=(32, 1, 1), **options)[0]
+
+
+def test_settings_nest_and_end(monkeypatch):
+    for name in ("MODE", "ORDER", "CONTRACT"):
+        monkeypatch.delenv(f"MLX_KV_EMULATOR_{name}", raising=False)
+    assert current_settings() == mlx_kv_emulator.Settings("run", 0, "on")
+    with mlx_kv_emulator.settings(mode="check"):
+        with mlx_kv_emulator.settings(order=1):
+            assert current_settings() == mlx_kv_emulator.Settings("check", 1, "on")
+        assert current_settings().order == 0
+    monkeypatch.setenv("MLX_KV_EMULATOR_MODE", "strict")
+    monkeypatch.setenv("MLX_KV_EMULATOR_ORDER", "1")
+    monkeypatch.setenv("MLX_KV_EMULATOR_CONTRACT", "off")
+    assert current_settings() == mlx_kv_emulator.Settings("strict", 1, "off")
+
+
+def test_call_beats_kernel_beats_block():
+    with mlx_kv_emulator.settings(mode="strict"):
+        kernel = metal_kernel("who", ["x"], ["o"], COPY, mode="check")
+        run(kernel)
+        assert last_launch().mode == "check"
+        run(kernel, mode="run")
+        assert last_launch().mode == "run"
+        run(metal_kernel("who", ["x"], ["o"], COPY))
+        assert last_launch().mode == "strict"
+
+
+@pytest.mark.parametrize("wrong", [dict(mode="fast"), dict(order=2), dict(contract="maybe")])
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"\[emulator\] expected"), mlx_kv_emulator.settings(**wrong):
+        pass
+
+
+def test_allowed_findings_pass():
+    partial = "if (thread_position_in_grid.x < 10) o[thread_position_in_grid.x] = 1;"
+    with pytest.raises(EmulatorError):
+        run(metal_kernel("partial", ["x"], ["o"], partial, mode="check"))
+    run(metal_kernel("partial", ["x"], ["o"], partial, mode="check", allow=("unwritten",)))
+    race = "o[0] = x[0]; o[thread_position_in_grid.x] = 1;"
+    run(metal_kernel("race", ["x"], ["o"], race, mode="check", allow=("race",)))
+    with pytest.raises(ValueError, match=r"kinds to allow out of .*, got 'bounds'"):
+        metal_kernel("race", ["x"], ["o"], race, allow=("bounds",))
+
+
+def test_objects_are_reused(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLX_KV_EMULATOR_CACHE", str(tmp_path / "cache"))
+    kernel = metal_kernel("reused", ["x"], ["o"], COPY + "// reused")
+    run(kernel)
+    made = {p: p.stat().st_mtime_ns for p in (tmp_path / "cache").iterdir()}
+    assert any(p.name.startswith("reused-") for p in made)
+    run(kernel)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "cache").iterdir()} == made
+
+
+@pytest.mark.parametrize("changed", [dict(contract="off"), dict(mode="check")])
+def test_everything_that_matters_is_in_the_name(tmp_path, monkeypatch, changed):
+    monkeypatch.setenv("MLX_KV_EMULATOR_CACHE", str(tmp_path))
+    kernel = metal_kernel("key", ["x"], ["o"], COPY)
+    run(kernel)
+    run(kernel, **changed)
+    assert len(list(tmp_path.glob("key-*"))) == 2
+
+
+def test_a_failed_build_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLX_KV_EMULATOR_CACHE", str(tmp_path))
+
+    def build(_folder, target):
+        target.write_text("half")
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        cache.build_once("object", build)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLX_KV_EMULATOR_CACHE", str(tmp_path))
+
+    def build(_folder, target):
+        with target.open("w") as file:
+            file.write("first ")
+            file.flush()
+            assert not (tmp_path / "object").exists()
+            file.write("second")
+
+    assert cache.build_once("object", build).read_text() == "first second"
+
+
+def test_cache_folder_follows_the_platform(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLX_KV_EMULATOR_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cache.sys, "platform", "linux")
+    assert cache.cache_folder() == tmp_path / "mlx-kv-emulator"
+    monkeypatch.setattr(cache.sys, "platform", "darwin")
+    monkeypatch.setattr(cache.Path, "home", lambda: tmp_path)
+    assert cache.cache_folder() == tmp_path / "Library" / "Caches" / "mlx-kv-emulator"
+
+
+def test_threads_do_not_disturb_each_other():
+    """Two kernels, one of which fails, from eight threads at once."""
+    good = metal_kernel("good", ["x"], ["o"], "threadgroup float b[32]; uint l = thread_index_in_simdgroup;\nb[l] = "
+                        "x[thread_position_in_grid.x];\nsimdgroup_barrier(mem_flags::mem_threadgroup);\n"
+                        "o[thread_position_in_grid.x] = b[31 - l];", mode="check")  # fmt: skip
+    bad = metal_kernel("bad", ["x"], ["o"], "o[thread_position_in_grid.x + 1] = 1;", mode="check")
+    x = mx.arange(64, dtype=mx.float32)
+    expected = x.reshape(2, 32)[:, ::-1].reshape(-1).tolist()
+
+    def work(index):
+        if index % 2:
+            with pytest.raises(EmulatorError, match=r"\[bad\] 1 finding"):
+                run(bad)
+            return expected
+        return run(good).tolist()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(result == expected for result in pool.map(work, range(64)))
+
+
+def test_processes_share_an_empty_cache(tmp_path):
+    program = (
+        "import mlx.core as mx, mlx_kv_emulator as e\n"
+        f"k = e.metal_kernel('shared', ['x'], ['o'], {COPY!r})\n"
+        "print(k(inputs=[mx.arange(8.0)], output_shapes=[(8,)], output_dtypes=[mx.float32], grid=(8,1,1), threadgroup=(8,1,1))[0].sum())"
+    )
+    environment = {**os.environ, "MLX_KV_EMULATOR_CACHE": str(tmp_path)}
+    started = [subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    outputs = [process.communicate(timeout=120)[0] for process in started]
+    assert ["28" in output for output in outputs] == [True] * 3
+    assert not list(tmp_path.glob("build-*"))
+
+
+def test_available_names_what_is_missing(monkeypatch):
+    assert mlx_kv_emulator.available() == (True, "")
+    toolchain.toolchain.cache_clear()
+    try:
+        monkeypatch.setenv("MLX_KV_CLANG", "/no/such/clang")
+        assert mlx_kv_emulator.available() == (False, "MLX_KV_CLANG=/no/such/clang is not a clang 19 or newer")
+        monkeypatch.delenv("MLX_KV_CLANG")
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
+        toolchain.toolchain.cache_clear()
+        usable, reason = mlx_kv_emulator.available()
+        assert not usable
+        assert "install the package ziglang, or a clang 19 or newer" in reason
+        monkeypatch.setattr(toolchain.platform, "machine", lambda: "riscv64")
+        assert "riscv64" in mlx_kv_emulator.available()[1]
+    finally:
+        toolchain.toolchain.cache_clear()
+
+
+@pytest.mark.parametrize("target", ["aarch64-linux-gnu", "x86_64-linux-gnu", "aarch64-macos", "x86_64-macos"])
+def test_runtime_builds_for_every_platform(tmp_path, target):
+    """The fiber switch of another processor cannot run here, but it assembles."""
+    zig = Path(importlib.util.find_spec("ziglang").origin).parent / "zig"
+    command = [zig, "cc", "-target", target, "-std=c++20", "-O2", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-sanitize=all"]
+    shared = ["-dynamiclib" if "macos" in target else "-shared"]
+    library = tmp_path / "runtime"
+    subprocess.run([*command, *sorted(RUNTIME_FOLDER.glob("*.cpp")), *shared, "-o", library], check=True)
+    magic = b"\xcf\xfa\xed\xfe" if "macos" in target else b"\x7fELF"
+    assert library.read_bytes().startswith(magic)
+
+
+def test_overflow_of_a_stack_is_reported():
+    header = "float f(int n) { volatile float big[100000]; big[n] = n; return big[n]; }"
+    kernel = metal_kernel("deep", ["x"], ["o"], "o[thread_position_in_grid.x] = f(int(x[0]));", header=header)
+    with pytest.raises(EmulatorError, match="stack overflow"):
+        run(kernel, mode="run")
+
+
+def test_a_crash_of_the_kernel_is_reported_and_survived():
+    kernel = metal_kernel("wild", ["x"], ["o"], "o[thread_position_in_grid.x + 100000000000] = 1;")
+    with pytest.raises(EmulatorError, match="invalid address"):
+        run(kernel, mode="run")
+    assert run(metal_kernel("fine", ["x"], ["o"], COPY)).tolist() == list(map(float, range(64)))
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="division by zero traps on x86-64 only")
+def test_division_by_zero_is_reported_in_run_mode():
+    with pytest.raises(EmulatorError, match="integer division by zero"):
+        run(metal_kernel("divide", ["x"], ["o"], "o[thread_position_in_grid.x] = 5 / int(x[0]);"), mode="run")
