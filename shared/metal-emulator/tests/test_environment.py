@@ -12,8 +12,11 @@ import mlx.core as mx
 import pytest
 
 import mlx_kv_emulator
-from mlx_kv_emulator import EmulatorError, cache, current_settings, last_launch, metal_kernel, toolchain
+from mlx_kv_emulator import EmulatorError, build, cache, current_settings, includes, last_launch, metal_kernel, toolchain
+from mlx_kv_emulator.attributes import entry_point
 from mlx_kv_emulator.build import RUNTIME_FOLDER
+from mlx_kv_emulator.instrument import instrument
+from mlx_kv_emulator.rewrite import kernel_parameters, to_cpp
 
 COPY = "o[thread_position_in_grid.x] = x[thread_position_in_grid.x];"
 
@@ -181,6 +184,38 @@ def test_runtime_builds_for_every_platform(tmp_path, target):
     subprocess.run([*command, *sorted(RUNTIME_FOLDER.glob("*.cpp")), *shared, "-o", library], check=True)
     magic = b"\xcf\xfa\xed\xfe" if "macos" in target else b"\x7fELF"
     assert library.read_bytes().startswith(magic)
+
+
+KERNEL = """#include <metal_stdlib>
+using namespace metal;
+[[kernel]] void k(const device float* x, device float* o, uint i [[thread_position_in_grid]]) {
+  BODY
+}
+"""
+BODIES = {
+    "plain": "o[i] = metal::exp(x[i]);",
+    "threadgroup": "threadgroup float b[64]; b[i] = simd_sum(x[i]); threadgroup_barrier(mem_flags::mem_threadgroup); o[i] = b[63 - i];",
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("processor", ["aarch64", "x86_64"])
+def test_kernels_build_for_macos(tmp_path, processor, body):
+    """Both modes compile, and zig links them; nothing here can load the result."""
+    zig = Path(importlib.util.find_spec("ziglang").origin).parent / "zig"
+    text = to_cpp(KERNEL.replace("BODY", BODIES[body]))
+    text += entry_point("k", kernel_parameters(text, "k"))[0]
+    (tmp_path / "k.cpp").write_text(text)
+    clang = [zig, "clang", f"--target={processor.replace('aarch64', 'arm64')}-apple-macos13"]
+    front = [*clang, *build.LANGUAGE, "-fPIC", "-I", includes.MSL_FOLDER, tmp_path / "k.cpp"]
+    subprocess.run([*front, "-O2", "-c", "-o", tmp_path / "run.o"], check=True)
+    subprocess.run([*front, *build.CHECKS, "-S", "-emit-llvm", "-o", tmp_path / "k.ll"], check=True)
+    (tmp_path / "k.ll").write_text(instrument((tmp_path / "k.ll").read_text()))
+    subprocess.run([*clang, "-x", "ir", "-O1", "-c", tmp_path / "k.ll", "-o", tmp_path / "check.o"], check=True)
+    for name in ("run", "check"):
+        link = [zig, "cc", "-target", f"{processor}-macos", "-dynamiclib", "-undefined", "dynamic_lookup"]
+        subprocess.run([*link, tmp_path / f"{name}.o", "-o", tmp_path / f"{name}.dylib"], check=True)
+        assert b"_msl_entry" in (tmp_path / f"{name}.dylib").read_bytes()
 
 
 def test_overflow_of_a_stack_is_reported():

@@ -18,20 +18,20 @@ from .toolchain import MACOS, processor_flags, run, toolchain
 RUNTIME_FOLDER = Path(__file__).parent / "runtime"
 SUFFIX = ".dylib" if MACOS else ".so"
 
-_LANGUAGE = ["-x", "c++", "-std=c++17", "-nostdinc++", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"]
-_LANGUAGE += ["-fsigned-char", "-fno-strict-aliasing", "-Wno-everything", "-ferror-limit=10", "-fno-color-diagnostics"]
+LANGUAGE = ["-x", "c++", "-std=c++17", "-nostdinc++", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"]
+LANGUAGE += ["-fsigned-char", "-fno-strict-aliasing", "-Wno-everything", "-ferror-limit=10", "-fno-color-diagnostics"]
 # MSL has no double: a literal without suffix is a float. Every operation on half and bfloat rounds.
-_LANGUAGE += ["-Xclang", "-cl-single-precision-constant"]
-_LANGUAGE += ["-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"]
-_OBJECT = ["-fPIC", "-fvisibility=hidden", "-fno-asynchronous-unwind-tables"]
+LANGUAGE += ["-Xclang", "-cl-single-precision-constant"]
+LANGUAGE += ["-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"]
+OBJECT = ["-fPIC", "-fvisibility=hidden", "-fno-asynchronous-unwind-tables", "-fno-stack-protector"]
 # A frame larger than the guard page of a fiber's stack must not step over it.
-_OBJECT += [] if MACOS else ["-fstack-clash-protection"]
+OBJECT += [] if MACOS else ["-fstack-clash-protection"]
 # A variable that was never set holds a pattern that is a NaN as a float.
-_OBJECT += ["-ftrivial-auto-var-init=pattern"]
-_CHECKS = ["-DMSL_CHECKED", "-O1", "-g1", "-fsanitize=thread"]
-_CHECKS += ["-fsanitize=bounds,shift,integer-divide-by-zero,float-cast-overflow,alignment,bool", "-fsanitize-recover=all"]
+OBJECT += ["-ftrivial-auto-var-init=pattern"]
+CHECKS = ["-DMSL_CHECKED", "-O1", "-g1", "-fsanitize=thread"]
+CHECKS += ["-fsanitize=bounds,shift,integer-divide-by-zero,float-cast-overflow,alignment,bool", "-fsanitize-recover=all"]
 for _option in ("func-entry-exit=0", "atomics=0", "read-before-write=1"):
-    _CHECKS += ["-mllvm", f"-tsan-instrument-{_option}"]
+    CHECKS += ["-mllvm", f"-tsan-instrument-{_option}"]
 
 
 @functools.cache
@@ -56,7 +56,7 @@ def runtime_library() -> Path:
 
 
 def _front_end(contract: Contract) -> list[str]:
-    return [*toolchain().compile, *_LANGUAGE, *processor_flags(), f"-ffp-contract={contract}", "-I", str(MSL_FOLDER)]
+    return [*toolchain().compile, *LANGUAGE, *processor_flags(), f"-ffp-contract={contract}", "-I", str(MSL_FOLDER)]
 
 
 def kernel_library(name: str, source: str, mode: Mode, contract: Contract) -> Path:
@@ -66,7 +66,7 @@ def kernel_library(name: str, source: str, mode: Mode, contract: Contract) -> Pa
         CompileError: the source is no valid MSL.
     """
     checked = mode == "check"
-    flags = [*_front_end(contract), *_OBJECT, *(_CHECKS if checked else ["-O2"])]
+    flags = [*_front_end(contract), *OBJECT, *(CHECKS if checked else ["-O2"])]
 
     def build(scratch: Path, target: Path) -> None:
         text, assembly, made = scratch / "kernel.cpp", scratch / "kernel.ll", scratch / "kernel.o"
@@ -83,9 +83,13 @@ def kernel_library(name: str, source: str, mode: Mode, contract: Contract) -> Pa
     return build_once(f"{_file_name(name)}-{digest(_everything_else(), *flags, source)}{SUFFIX}", build)
 
 
-def check_types(name: str, source: str) -> None:
-    """Strict mode: CompileError unless the source is well-typed with Metal's address spaces. A pass is remembered."""
+def check_types(name: str, source: str, instance: str = "") -> None:
+    """Strict mode: CompileError unless the source is well-typed with Metal's address spaces. A pass is remembered.
+
+    `instance` is the template to instantiate, as `f<float>`.
+    """
     flags = [*_front_end("on"), "-DMSL_STRICT", "-fsyntax-only"]
+    source += f"\ntemplate decltype({instance}) {instance};\n" if instance else ""
 
     def build(scratch: Path, target: Path) -> None:
         text = scratch / "kernel.cpp"

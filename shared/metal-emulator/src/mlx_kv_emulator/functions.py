@@ -63,7 +63,7 @@ def run_kernel_function(
         raise CompileError(f"[{kernel}] expected {count} arguments, got {len(arguments)}")
     text = f'#line 1 "{kernel}.metal"\n' + to_cpp(expanded, function_constants)
     if used.mode == "strict":
-        check_types(kernel, text + (f"\ntemplate decltype({instance}) {instance};\n" if template else ""))
+        check_types(kernel, text, instance if template else "")
     path = kernel_library(kernel, text + call, used.mode, used.contract)
     passed = [_argument(parameters, i, value, i in outputs) for i, value in enumerate(arguments)]
     x, y, z = (count * size for count, size in zip(threadgroups, threadgroup, strict=True))

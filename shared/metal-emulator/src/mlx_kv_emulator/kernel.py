@@ -9,10 +9,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from . import signature
+from . import arrays, signature
 from .abi import ALLOWABLE
 from .attributes import entry_point
-from .buffers import Argument, poisoned
+from .buffers import Argument
 from .build import check_types, kernel_library
 from .includes import prelude
 from .launch import launch
@@ -67,21 +67,21 @@ class MetalKernel:
         """
         used = current_settings().override(self.mode, self.order, self.contract).override(mode, order, contract)
         self._check_counts(len(inputs), len(output_shapes), len(output_dtypes))
-        arrays = [x if isinstance(x, mx.array) else mx.array(x) for x in inputs]
-        names = list(zip(self.input_names, arrays, strict=True))
+        names = [(n, x if isinstance(x, mx.array) else mx.array(x)) for n, x in zip(self.input_names, inputs, strict=True)]
         outputs = list(zip(self.output_names, output_dtypes, strict=True))
         parameters = signature.parameters(self.source, names, outputs, self.atomic_outputs)
-        function, strict = self._texts(parameters, template or [])
+        function = self._function(parameters, template or [])
+        instance = signature.function_name(self.name) + signature.template_arguments(template or [])
         if verbose:
             print(function)
+        text = to_cpp(prelude()) + to_cpp(function)
         if used.mode == "strict":
-            check_types(self.name, strict)
-        call, _ = entry_point(signature.function_name(self.name) + signature.template_arguments(template or []), parameters)
-        path = kernel_library(self.name, to_cpp(prelude()) + to_cpp(function) + call, used.mode, used.contract)
-        results = [_output(n, s, d, init_value) for (n, d), s in zip(outputs, output_shapes, strict=True)]
+            check_types(self.name, text, instance if template else "")
+        path = kernel_library(self.name, text + entry_point(instance, parameters)[0], used.mode, used.contract)
+        results = [arrays.output(n, s, d, init_value) for (n, d), s in zip(outputs, output_shapes, strict=True)]
         passed = [argument for name, array in names for argument in self._input(name, array)]
         launch(self.name, path, [*passed, *results], _triple(grid), _triple(threadgroup), used, self.allow)
-        return [_to_mlx(r.data, s, d) for r, s, d in zip(results, output_shapes, output_dtypes, strict=True)]
+        return [arrays.to_mlx(r.data, s, d) for r, s, d in zip(results, output_shapes, output_dtypes, strict=True)]
 
     def _check_counts(self, inputs: int, shapes: int, dtypes: int) -> None:
         for what, expected, got in (
@@ -92,20 +92,17 @@ class MetalKernel:
             if expected != got:
                 raise ValueError(f"[metal_kernel] expected {expected} {what} for {self.name!r}, got {got}")
 
-    def _texts(self, parameters: list[str], template: signature.Template) -> tuple[str, str]:
-        """The generated function, and a program for strict mode in which it is instantiated."""
-        name = signature.function_name(self.name)
-        function = (
+    def _function(self, parameters: list[str], template: signature.Template) -> str:
+        """The generated function, as MLX writes it, with #line so that messages name the kernel's own lines."""
+        return (
             f'\n#line 1 "{self.name}.header.metal"\n{self.header}\n#line 1 "signature of {self.name}"\n'
-            f"{signature.template_header(template)}[[kernel]] void {name}(\n  " + ",\n  ".join(parameters) + ") {\n"
-            f'#line 1 "{self.name}.metal"\n{self.source}\n}}\n'
+            f"{signature.template_header(template)}[[kernel]] void {signature.function_name(self.name)}(\n  "
+            + ",\n  ".join(parameters)
+            + f') {{\n#line 1 "{self.name}.metal"\n{self.source}\n}}\n'
         )
-        instance = name + signature.template_arguments(template)
-        instantiate = f"template decltype({instance}) {instance};\n" if template else ""
-        return function, to_cpp(prelude()) + to_cpp(function) + instantiate
 
     def _input(self, name: str, array: mx.array) -> list[Argument]:
-        data, strides, offset = _memory(array, self.ensure_row_contiguous)
+        data, strides, offset = arrays.memory(array, self.ensure_row_contiguous)
         arguments = [Argument(name, data, offset=offset)]
         values: dict[str, Any] = {
             "shape": np.array(array.shape, np.int32),
@@ -175,37 +172,3 @@ def _triple(sizes: Sequence[int]) -> Triple:
     if len(sizes) != 3:
         raise ValueError(f"[metal_kernel] expected three sizes for grid and threadgroup, got {len(sizes)}")
     return sizes[0], sizes[1], sizes[2]
-
-
-def _to_numpy(array: mx.array) -> np.ndarray[Any, Any]:
-    """A view of an array's memory, strides included."""
-    mx.eval(array)
-    return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
-
-
-def _memory(array: mx.array, row_contiguous: bool) -> tuple[np.ndarray[Any, Any], list[int], int]:
-    """The memory that an array spans, its strides in elements, and the offset of its first element in bytes."""
-    view = _to_numpy(array)
-    if row_contiguous:
-        view = np.ascontiguousarray(view)
-    itemsize = view.itemsize
-    strides = [stride // itemsize for stride in view.strides]
-    if view.flags.c_contiguous:
-        return view.reshape(-1), strides, 0
-    reach = [stride * (size - 1) for stride, size in zip(strides, view.shape, strict=True)]
-    first = -sum(r for r in reach if r < 0)
-    memory = np.zeros(first + sum(r for r in reach if r > 0) + 1, view.dtype)
-    np.lib.stride_tricks.as_strided(memory[first:], view.shape, view.strides)[...] = view
-    return memory, strides, first * itemsize
-
-
-def _output(name: str, shape: Sequence[int], dtype: mx.Dtype, init_value: float | None) -> Argument:
-    data = poisoned(int(np.prod(shape)), signature.numpy_dtype(dtype))
-    if init_value is not None:
-        data[...] = _to_numpy(mx.array(init_value, dtype))
-    return Argument(name, data, writable=True, initialised=init_value is not None)
-
-
-def _to_mlx(data: np.ndarray[Any, Any], shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    array = mx.array(data.reshape(tuple(shape)))
-    return array.view(mx.bfloat16) if dtype == mx.bfloat16 else array

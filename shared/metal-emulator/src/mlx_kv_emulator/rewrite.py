@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 
@@ -35,6 +36,7 @@ def _define(found: re.Match[str], values: FunctionConstants) -> str:
     return f"static constant constexpr {kind} {name} = {literal}; static constexpr bool {name}_defined = {defined};"
 
 
+@functools.lru_cache(maxsize=512)
 def mark_threadgroup_variables(source: str) -> str:
     """Replaces `threadgroup` by MSL_THREADGROUP_VARIABLE where it declares a variable.
 
