@@ -18,9 +18,10 @@ GROUP_SIZES = (32, 64, 128)
 class Kivi:
     """Quantise keys per channel and values per token (KIVI, arXiv 2402.02750).
 
-    The newest rows stay in full precision, and so do the first ones of the sequence, which models use as attention sinks (our addition:
-    the paper's method is sinks=0). Rows of a chunk are attended to in full precision and quantised afterwards, so a prompt processed in
-    chunks reads its earlier chunks already quantised, unless `defer` holds the whole prompt in full precision until it has ended.
+    The newest rows stay in full precision, and so do the first ones of the sequence, which models use as attention
+    sinks (our addition: the paper's method is sinks=0). Rows of a chunk are attended to in full precision and quantised
+    afterwards, so a prompt processed in chunks reads its earlier chunks already quantised, unless `defer` holds the
+    whole prompt in full precision until it has ended.
 
     Raises:
         ValueError: if an option is out of its range.
@@ -43,7 +44,7 @@ class Kivi:
     rollback: int = 0
     """Newest tokens that `trim` can take back exactly; delays quantisation by as many rows."""
     defer: bool = False
-    """Quantise a prompt only at its end: nothing reads quantised rows before, at the price of an uncompressed prompt's peak."""
+    """Quantise a prompt only at its end: nothing reads quantised rows before; the peak is an uncompressed one's."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -53,7 +54,11 @@ class Kivi:
         _expect(self.group_size in GROUP_SIZES, f"group_size in {GROUP_SIZES}", self.group_size)
         fits = _is_count(self.residual) and self.residual > 0 and self.residual % self.group_size == 0
         _expect(fits, f"residual a positive multiple of group_size {self.group_size}", self.residual)
-        _expect(_is_count(self.sinks) and self.sinks < self.residual, f"sinks from 0 to residual {self.residual} - 1", self.sinks)
+        _expect(
+            _is_count(self.sinks) and self.sinks < self.residual,
+            f"sinks from 0 to residual {self.residual} - 1",
+            self.sinks,
+        )
         _expect(_is_count(self.rollback), "rollback of 0 or more", self.rollback)
         _expect(isinstance(self.defer, bool), "defer True or False", self.defer)
 

@@ -20,9 +20,9 @@ _TAIL_STEP = 64  # rows by which the tail grows: it slides, and is moved to its 
 class PackedRows:
     """Rows of one head dim of which the older ones are quantised.
 
-    Of a sequence of n rows, the rows 0..packed-1 are held as codes (the first `sinks` of them exactly, beside their codes, which
-    are never read), and the tail holds the others in full precision. With rollback the tail reaches back over rows that are packed as
-    well, as far as taking back tokens may have to unpack them.
+    Of a sequence of n rows, the rows 0..packed-1 are held as codes (the first `sinks` of them exactly, beside their
+    codes, which are never read), and the tail holds the others in full precision. With rollback the tail reaches back
+    over rows that are packed as well, as far as taking back tokens may have to unpack them.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PackedRows:
         self.tail.drop_front([f - begin for f, begin in zip(floor, tail_begins, strict=True)])
 
     def truncate(self, counts: Sequence[int], packed: Sequence[int]) -> None:
-        """Drop the newest counts[b] rows, and the codes from packed[b] on: the tail holds those rows in full precision."""
+        """Drop the newest counts[b] rows, and the codes from packed[b] on, whose rows the tail still holds."""
         self.tail.drop_back(counts)
         for buffer, rows in (
             (self.codes, packed),
@@ -96,7 +96,9 @@ class PackedRows:
         none = from_codes[..., :0, :]
         exact_rows = self.exact.view() if any(exact) else none
         tail_rows = self.tail.view() if any(tail) else none
-        skip = [length - (n - done) for n, done, length in zip(rows, packed, tail, strict=True)]  # tail rows packed as well
+        skip = [
+            length - (n - done) for n, done, length in zip(rows, packed, tail, strict=True)
+        ]  # tail rows packed as well
         if len(rows) == 1:
             parts = [exact_rows, from_codes[..., exact[0] :, :], tail_rows[..., skip[0] :, :]]
             return mx.concatenate(parts, axis=2)

@@ -1,7 +1,7 @@
 """KIVI's quantisation in plain MLX: the specification that kernels and store are tested against.
 
-Shapes end in [..., rows, channels]. Codes are packed along channels: element j of a row at bit bits*j, little-endian in 32-bit words, without
-gaps at any width; the last word of a row is filled up with zeros.
+Shapes end in [..., rows, channels]. Codes are packed along channels: element j of a row at bit bits*j, little-endian in
+32-bit words, without gaps at any width; the last word of a row is filled up with zeros.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def pack(codes: UInt32[mx.array, "*batch rows channels"], bits: int) -> UInt32[m
     return mx.stack(words, axis=-1).reshape(*batch, -1)[..., : -(-channels * bits // 32)]
 
 
-def unpack(words: UInt32[mx.array, "*batch rows words"], bits: int, channels: int) -> UInt32[mx.array, "*batch rows channels"]:
+def unpack(
+    words: UInt32[mx.array, "*batch rows words"], bits: int, channels: int
+) -> UInt32[mx.array, "*batch rows channels"]:
     """Undo `pack`: the first `channels` codes of each row."""
     bit = mx.arange(channels, dtype=mx.uint32) * bits
     word, shift = bit // 32, bit % 32
@@ -94,9 +96,9 @@ def unpack(words: UInt32[mx.array, "*batch rows words"], bits: int, channels: in
 def _quantize(groups: mx.array, bits: int, axis: int) -> tuple[mx.array, mx.array, mx.array]:
     """Return codes (unpacked), scale and minimum of groups that lie along `axis`.
 
-    Extremes and scale are computed in float32: in fp16 the range of +-6e4 would be inf. The codes come from the scale and minimum as stored. A
-    group whose stored scale is zero (constant, or a range below the dtype's smallest number) has scale 1 and codes 0. A group with
-    a NaN or an infinity in it reads back as NaN throughout.
+    Extremes and scale are computed in float32: in fp16 the range of +-6e4 would be inf. The codes come from the scale
+    and minimum as stored. A group whose stored scale is zero (constant, or a range below the dtype's smallest number)
+    has scale 1 and codes 0. A group with a NaN or an infinity in it reads back as NaN throughout.
     """
     x = groups.astype(mx.float32)
     low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class KiviStore(Store):
-    """Keys quantised per channel in blocks of `residual` rows, values per token once they leave the newest `residual` rows.
+    """Keys quantised per channel in blocks of `residual` rows, values per token as they leave the newest rows.
 
     Of n rows (r = rollback, R = residual), R * floor(max(0, n - r) / R) keys and max(0, n - r - R) values are packed.
     """
@@ -73,7 +73,7 @@ class KiviStore(Store):
         return self.keys.dense(self._rows), self.values.dense(self._rows)
 
     def take(self, indices: Int[mx.array, "batch kv_heads kept"], counts: Sequence[int]) -> None:
-        """Keep a subset of the rows, and quantise it anew: the groups of rows that were packed have other members now."""
+        """Keep a subset of the rows and quantise it anew: the groups of packed rows have other members now."""
         keys, values = (mx.take_along_axis(rows, indices[..., None], axis=2) for rows in self.dense())
         self.load({}, self.blank(len(counts)).places())
         self.append(keys, values, [(0, n) for n in counts])
@@ -92,7 +92,7 @@ class KiviStore(Store):
     def buffers(self) -> dict[str, RowBuffer]:
         """All buffers."""
         sides = (("keys", self.keys), ("values", self.values))
-        return {f"{side}.{name}": buffer for side, rows in sides for name, buffer in rows.buffers().items()}
+        return {f"{side}_{name}": buffer for side, rows in sides for name, buffer in rows.buffers().items()}
 
     def fresh(self) -> KiviStore:
         """Return an empty store of the same configuration."""

@@ -3,6 +3,7 @@
 from .cache import CompressedKVCache
 from .errors import CacheFileError, SpecError, UnsupportedModelError
 from .factory import install, make_prompt_cache
+from .persistence import load_prompt_cache, save_prompt_cache
 from .plugins import MethodInfo, methods
 from .policy import KeepAll, KeepAllPolicy, Policy
 from .report import LayerMemory, MemoryReport, memory_report
@@ -24,7 +25,9 @@ __all__ = [
     "Store",
     "UnsupportedModelError",
     "install",
+    "load_prompt_cache",
     "make_prompt_cache",
     "memory_report",
     "methods",
+    "save_prompt_cache",
 ]

@@ -21,7 +21,7 @@ def attend(
     queries: Float[mx.array, "batch query_heads chunk key_dim"],
     scale: float,
     mask: Mask,
-    sinks: Float[mx.array, "query_heads"] | None = None,
+    sinks: Float[mx.array, " query_heads"] | None = None,
 ) -> Float[mx.array, "batch query_heads chunk value_dim"]:
     """Attend over the rows of a store, those of the present chunk included.
 
@@ -46,7 +46,8 @@ def ragged_mask(held: Sequence[int], spans: Sequence[Span], chunk: int, rows: in
         chunk: queries per sequence.
         rows: rows of the dense view, the longest sequence's.
     """
-    # The query at place i of the chunk is token i - first of the span; it sees the rows held before the span, and the span up to itself.
+    # The query at place i of the chunk is token i - first of the span; it sees the rows held before the span, and the
+    # span up to itself.
     before = mx.array([n - last for n, (_, last) in zip(held, spans, strict=True)])[:, None, None, None]
     visible = before + mx.arange(1, chunk + 1)[:, None]
     # Padding's outputs go nowhere, but a softmax over nothing would be NaN: it is shown the first row.

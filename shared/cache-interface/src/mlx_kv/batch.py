@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class BatchProtocol:
     """Merging, splitting and padding, on one ragged store.
 
-    Towards mlx-lm a batch is left padded to one width, so that the masks it shares with uncompressed layers fit; the numbers
-    below follow BatchKVCache's. The store never sees padding.
+    Towards mlx-lm a batch is left padded to one width, so that the masks it shares with uncompressed layers fit; the
+    numbers below follow BatchKVCache's. The store never sees padding.
     """
 
     policy: Policy
@@ -58,7 +58,7 @@ class BatchProtocol:
         lengths: Sequence[int] | None = None,
         right_padding: Sequence[int] | None = None,
     ) -> None:
-        """Say how the prompt that comes next is padded: on the left (an empty batch only) or, with `lengths`, on the right."""
+        """Say how the next prompt is padded: on the left (an empty batch only) or, with `lengths`, on the right."""
         if left_padding is not None:
             if self._width:
                 raise ValueError("[mlx_kv] left padding can only be added to an empty batch")

@@ -25,9 +25,9 @@ Offset = int | mx.array
 class CompressedKVCache(BatchProtocol, SeamCache):
     """A policy over a store, speaking the whole cache protocol of mlx-lm.
 
-    The cache follows two layouts at once. Towards the model it is what an uncompressed cache would be: `offset` counts tokens seen, masks
-    cover all of them, and a batch is left padded to one width. Inside, the store holds the rows that are kept, each sequence from
-    its own first row on. Only `attend` brings the two together.
+    The cache follows two layouts at once. Towards the model it is what an uncompressed cache would be: `offset` counts
+    tokens seen, masks cover all of them, and a batch is left padded to one width. Inside, the store holds the rows that
+    are kept, each sequence from its own first row on. Only `attend` brings the two together.
     """
 
     def __init__(self, policy: Policy, store: Store, origin: dict[str, Any] | None = None) -> None:
@@ -70,7 +70,7 @@ class CompressedKVCache(BatchProtocol, SeamCache):
         keys: Float[mx.array, "batch kv_heads chunk key_dim"],
         values: Float[mx.array, "batch kv_heads chunk value_dim"],
     ) -> tuple[mx.array, mx.array]:
-        """Append a chunk. What is returned has an uncompressed cache's shape and no values: only `attend` may be given it."""
+        """Append a chunk; what is returned has an uncompressed cache's shape but no values, for `attend` alone."""
         batch, heads, chunk, width = keys.shape
         self._spans = self._real(batch, chunk)
         self.store.append(keys, values, self._spans)
@@ -92,16 +92,20 @@ class CompressedKVCache(BatchProtocol, SeamCache):
         """Answer mlx-lm's scaled_dot_product_attention for this layer.
 
         Raises:
-            ValueError: if keys and values are not the objects that update_and_fetch has just returned, or if an additive mask meets rows
+            ValueError: if keys and values are not the objects that update_and_fetch has just returned, or if an
+            additive mask meets rows
                 that are not the tokens seen.
         """
         if self._returned is None or keys is not self._returned[0] or values is not self._returned[1]:
-            raise ValueError("[mlx_kv] attention was given other keys or values than update_and_fetch returned for this layer")
+            raise ValueError(
+                "[mlx_kv] attention was given other keys or values than update_and_fetch returned for this layer"
+            )
         self._returned = None
         chunk = queries.shape[2]
         output = attention.attend(self.store, queries, scale, self._rows_mask(mask, chunk), sinks)
         if chunk > 1:
-            # A single token's turn is compressed at the next one, where nothing that is still reading the buffers is written to.
+            # A single token's turn is compressed at the next one, where nothing that is still reading the buffers is
+            # written to.
             self.store.settle()
             output = mx.depends(output, list(self.store.arrays().values()))
         return output
@@ -204,7 +208,8 @@ class CompressedKVCache(BatchProtocol, SeamCache):
             return mask
         if isinstance(mask, mx.array) and mask.dtype != mx.bool_:
             raise ValueError("[mlx_kv] an additive mask cannot be applied to a batch or after eviction")
-        # The probe admitted this layer because its masks are make_mask's own: causality and padding, which the lengths tell as well.
+        # The probe admitted this layer because its masks are make_mask's own: causality and padding, which the lengths
+        # tell as well.
         if self._left is None:
             return None if chunk == 1 else "causal"
         if chunk == 1 and len(set(held)) == 1:

@@ -22,7 +22,7 @@ class CachePlan:
     """
 
     def __init__(self, model: Any, spec: str, skip_layers: Sequence[int] = ()) -> None:
-        """Read the spec, probe the model and check that the method fits each layer. Raises as `make_prompt_cache` does."""
+        """Read the spec, probe the model and check every layer; raises as `make_prompt_cache` does."""
         self.spec = Spec.parse(spec)
         self._own = _own_caches(model)
         caches = self._own()
@@ -33,8 +33,8 @@ class CachePlan:
         fresh = self()  # a method that does not fit a layer says so now
         if any(layer.shares for layer in layers) and any(_evicts(cache) for cache in fresh):
             raise UnsupportedModelError(
-                f"[{self.spec.policy_name}] this model shares keys and values between layers, so rows cannot be evicted; "
-                "a store alone works"
+                f"[{self.spec.policy_name}] this model shares keys and values between layers, so rows cannot be "
+                "evicted; a store alone works"
             )
 
     def __call__(self) -> list[Any]:
@@ -59,11 +59,13 @@ def make_prompt_cache(model: Any, spec: str, skip_layers: Sequence[int] = ()) ->
 
     Args:
         model: a model as `mlx_lm.load` returns it.
-        spec: `policy`, `store` or `policy+store`, each `name(key=value, ...)`, such as "snapkv(budget=1024)+kivi(bits=2)".
+        spec: `policy`, `store` or `policy+store`, each `name(key=value, ...)`, such as
+        "snapkv(budget=1024)+kivi(bits=2)".
         skip_layers: cache indices to leave uncompressed; negative ones count from the end.
 
     Returns:
-        A fresh list with one cache per layer. Layers that cannot be compressed keep mlx-lm's own cache; `memory_report` says why.
+        A fresh list with one cache per layer. Layers that cannot be compressed keep mlx-lm's own cache; `memory_report`
+        says why.
 
     Raises:
         SpecError: if the spec cannot be read or names a method that is not installed.
@@ -74,7 +76,7 @@ def make_prompt_cache(model: Any, spec: str, skip_layers: Sequence[int] = ()) ->
 
 
 def install(model: Any, spec: str, skip_layers: Sequence[int] = ()) -> Callable[[], None]:
-    """Make mlx_lm's generate, server, BatchGenerator and lm-eval use compression for this model, through `model.make_cache`.
+    """Make mlx_lm's generate, server, BatchGenerator and lm-eval compress this model's cache (`model.make_cache`).
 
     Arguments and errors are those of `make_prompt_cache`.
 

@@ -21,7 +21,7 @@ def fingerprint(model: Any) -> str:
     samples: list[mx.array] = []
     for name, array in parameters:
         digest.update(f"{name} {array.shape} {array.dtype}".encode())
-        samples.append(array.reshape(-1)[: _SAMPLE].astype(mx.float32))
+        samples.append(array.reshape(-1)[:_SAMPLE].astype(mx.float32))
     if samples:
         digest.update(bytes(memoryview(mx.concatenate(samples))))
     return digest.hexdigest()[:32]

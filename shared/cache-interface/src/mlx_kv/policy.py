@@ -20,7 +20,7 @@ class Policy(ABC):  # noqa: B024 (a policy without state overrides nothing)
     """
 
     evicts: bool = False
-    """Whether rows are ever dropped. An evicting cache is never trimmable, and is refused where layers share their rows."""
+    """Whether rows are ever dropped: such a cache is never trimmable, and refused where layers share their rows."""
 
     def fresh(self) -> Self:
         """Return a policy of the same configuration that has seen nothing."""

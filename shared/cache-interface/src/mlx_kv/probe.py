@@ -68,7 +68,13 @@ class _Recorder(SeamCache, KVCache):
         return mask
 
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask, sinks: mx.array | None = None
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: Mask,
+        sinks: mx.array | None = None,
     ) -> mx.array:
         for array in (keys, values):
             owner = self.watch.owners.get(id(array), self)
@@ -90,7 +96,7 @@ class _Recorder(SeamCache, KVCache):
 
 
 def probe(model: Any, caches: list[Any]) -> list[Layer]:
-    """Find the layers that can be compressed: those whose every append is followed by the seam's attention over the same arrays.
+    """Find the layers that can be compressed: each append is followed by the seam's attention over the same arrays.
 
     Args:
         model: an mlx-lm model.
@@ -106,10 +112,14 @@ def probe(model: Any, caches: list[Any]) -> list[Layer]:
         try:
             model(mx.array(tokens), cache=watched)
         except Exception as error:  # whatever a model raises, the user must hear that it is the model's
-            raise UnsupportedModelError(f"[mlx_kv] the model's forward pass failed while it was being probed: {error!r}") from error
+            raise UnsupportedModelError(
+                f"[mlx_kv] the model's forward pass failed while it was being probed: {error!r}"
+            ) from error
     layers = [_judge(index, cache) for index, cache in enumerate(watched)]
     if all(layer.geometry is None for layer in layers):
-        raise UnsupportedModelError(f"[mlx_kv] no layer of {type(model).__module__} can be compressed: {summary(layers)}")
+        raise UnsupportedModelError(
+            f"[mlx_kv] no layer of {type(model).__module__} can be compressed: {summary(layers)}"
+        )
     return layers
 
 

@@ -15,11 +15,11 @@ Span = tuple[int, int]  # the rows first..last-1 of a chunk that are real; the o
 
 
 class RowBuffer:
-    """A growing array [heads, total rows, width]: the sequences of a batch one after the other, none padded to another's length.
+    """A growing array [heads, total rows, width] of a batch's sequences one after the other, none padded.
 
-    Sequence b holds the rows begins[b]..ends[b]-1 of the array and may grow up to limits[b]. These places live on the host, so no
-    operation reads the device back. Room grows by multiples of `step` rows. Appending to all sequences, or reading them, is one
-    launch for the whole batch.
+    Sequence b holds the rows begins[b]..ends[b]-1 of the array and may grow up to limits[b]. These places live on the
+    host, so no operation reads the device back. Room grows by multiples of `step` rows. Appending to all sequences, or
+    reading them, is one launch for the whole batch.
     """
 
     def __init__(self, step: int = 256) -> None:
@@ -58,7 +58,7 @@ class RowBuffer:
         self.ends = [end + n for end, n in zip(self.ends, counts, strict=True)]
 
     def view(self) -> Shaped[mx.array, "batch heads rows width"]:
-        """Return every sequence from its first row on, rows = max(lengths); beyond a sequence's own length stands no meaning."""
+        """Return every sequence from its first row on; what lies beyond a sequence's own length has no meaning."""
         if self.data is None:
             raise ValueError("[rows] an empty buffer has no rows to view")
         if len(self.begins) == 1:
@@ -124,7 +124,8 @@ class RowBuffer:
         return self.data
 
     def _rooms(self, counts: Sequence[int]) -> list[int]:
-        # Sequences of a batch fill up at different times, and each time all of them move: half a step of air keeps that rare.
+        # Sequences of a batch fill up at different times, and each time all of them move: half a step of air keeps that
+        # rare.
         air = self.step // 2 if len(counts) > 1 else 0
         wanted = [length + n for length, n in zip(self.lengths, counts, strict=True)]
         return [-(-(n + air) // self.step) * self.step if n else 0 for n in wanted]

@@ -1,8 +1,8 @@
 """The one place where mlx-lm is made to call us.
 
-Most mlx-lm models call `mlx_lm.models.base.scaled_dot_product_attention`, bound by name in each model module. It is replaced by a wrapper
-that lets caches of ours answer and passes every other call on untouched. Two more functions are wrapped so that mlx-lm
-refuses what it would otherwise do silently to our caches.
+Most mlx-lm models call `mlx_lm.models.base.scaled_dot_product_attention`, bound by name in each model module. It is
+replaced by a wrapper that lets caches of ours answer and passes every other call on untouched. Two more functions are
+wrapped so that mlx-lm refuses what it would otherwise do silently to our caches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ class SeamCache(ABC):
 
     @abstractmethod
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: mx.array | None = None
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: Any,
+        sinks: mx.array | None = None,
     ) -> mx.array:
         """Return the attention's output [batch, query_heads, chunk, value_dim]."""
 
@@ -34,11 +40,12 @@ class SeamCache(ABC):
 
 
 def connect() -> None:
-    """Wrap mlx-lm's functions wherever a loaded module has bound them; calling it again reaches modules loaded since."""
+    """Wrap mlx-lm's functions wherever a loaded module has bound them, modules loaded since the last call included."""
     generate = sys.modules["mlx_lm.generate"]
     _wrap(base, "scaled_dot_product_attention", _attention)
     _wrap(generate, "maybe_quantize_kv_cache", _refuse_kv_bits)
-    # generate.py has its own binding of this one, and keeps it: speculative decoding trims within `rollback`, prefix reuse does not.
+    # generate.py has its own binding of this one, and keeps it: speculative decoding trims within `rollback`, prefix
+    # reuse does not.
     if not hasattr(cache.can_trim_prompt_cache, "mlx_kv_wraps"):
         cache.can_trim_prompt_cache = _any_number(cache.can_trim_prompt_cache)
 
@@ -77,8 +84,8 @@ def _refuse_kv_bits(original: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         if kv_bits is not None and any(isinstance(c, SeamCache) for c in prompt_cache):
             raise ValueError(
-                "[mlx_kv] kv_bits cannot be used with a compressed cache: it would quantise the layers that were left out; "
-                "choose the bits in the method's spec instead"
+                "[mlx_kv] kv_bits cannot be used with a compressed cache: it would quantise the layers that were left "
+                "out; choose the bits in the method's spec instead"
             )
         original(prompt_cache, quantized_kv_start, kv_group_size, kv_bits)
 
@@ -86,7 +93,7 @@ def _refuse_kv_bits(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _any_number(original: Callable[[list[Any]], bool]) -> Callable[[list[Any]], bool]:
-    """Answer for prefix reuse, which trims by any number of tokens: a cache that can only take back a few must say no."""
+    """Answer for prefix reuse, which trims by any number: a cache that can only take back a few must say no."""
 
     @wraps(original)
     def can_trim_prompt_cache(cache: list[Any]) -> bool:

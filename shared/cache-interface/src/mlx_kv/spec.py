@@ -48,7 +48,8 @@ class Spec:
     def create(self, geometry: Geometry) -> tuple[Policy, Store]:
         """Make the policy and the store of one layer."""
         policy, store = self.policy.create(geometry), self.store.create(geometry)
-        assert isinstance(policy, Policy) and isinstance(store, Store)  # the kinds were checked; for the type checker
+        assert isinstance(policy, Policy)  # the kinds were checked; for the type checker
+        assert isinstance(store, Store)
         return policy, store
 
     def __str__(self) -> str:

@@ -29,8 +29,9 @@ class Geometry:
 class Store(ABC):
     """Holds keys [batch, kv_heads, rows, key_dim] and values [batch, kv_heads, rows, value_dim] of one layer.
 
-    A batch is one store in which every sequence has a length of its own. Rows are exact until `settle` compresses what the
-    store's rule says; the cache calls it after the attention of the tokens that were appended, and before whatever looks at the store.
+    A batch is one store in which every sequence has a length of its own. Rows are exact until `settle` compresses what
+    the store's rule says; the cache calls it after the attention of the tokens that were appended, and before whatever
+    looks at the store.
     """
 
     rollback: int | None = 0
