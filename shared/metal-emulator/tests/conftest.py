@@ -1,9 +1,8 @@
 import os
 from pathlib import Path
 
-import pytest
-
 import mlx_kv_emulator
+import pytest
 
 pytest_plugins = ["pytester"]
 

@@ -1,5 +1,4 @@
 import mlx.core as mx
-
 from mlx_kv_emulator import counters, last_launch, metal_kernel
 
 
@@ -31,14 +30,19 @@ def test_part_of_an_input():
 
 
 def test_vectors_and_shapes():
-    run("uint i = thread_position_in_grid.x;\nif (i < 16) *(device float4*)(o + 4 * i) = *(const device float4*)(x + 4 * i) * x_shape[0];")
+    run(
+        "uint i = thread_position_in_grid.x;\n"
+        "if (i < 16) *(device float4*)(o + 4 * i) = *(const device float4*)(x + 4 * i) * x_shape[0];"
+    )
     buffers = last_launch().buffers
     assert (buffers["x"].bytes_read, buffers["o"].bytes_written) == (256, 256)
     assert (buffers["x_shape"].bytes_read, buffers["x_shape"].distinct_bytes_read) == (16 * 4, 4)
 
 
 def test_an_atomic_update_is_a_read_and_a_write():
-    kernel = metal_kernel("atomic", ["x"], ["o"], "atomic_fetch_add_explicit(o, 1u, memory_order_relaxed);", atomic_outputs=True)
+    kernel = metal_kernel(
+        "atomic", ["x"], ["o"], "atomic_fetch_add_explicit(o, 1u, memory_order_relaxed);", atomic_outputs=True
+    )
     run = dict(inputs=[mx.zeros(8)], output_shapes=[(1,)], output_dtypes=[mx.uint32], init_value=0)
     kernel(**run, grid=(10, 1, 1), threadgroup=(10, 1, 1), mode="check")
     o = last_launch().buffers["o"]

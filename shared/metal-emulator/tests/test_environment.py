@@ -9,10 +9,18 @@ import sys
 from pathlib import Path
 
 import mlx.core as mx
-import pytest
-
 import mlx_kv_emulator
-from mlx_kv_emulator import EmulatorError, build, cache, current_settings, includes, last_launch, metal_kernel, toolchain
+import pytest
+from mlx_kv_emulator import (
+    EmulatorError,
+    build,
+    cache,
+    current_settings,
+    includes,
+    last_launch,
+    metal_kernel,
+    toolchain,
+)
 from mlx_kv_emulator.attributes import entry_point
 from mlx_kv_emulator.build import RUNTIME_FOLDER
 from mlx_kv_emulator.instrument import instrument
@@ -146,10 +154,15 @@ def test_processes_share_an_empty_cache(tmp_path):
     program = (
         "import mlx.core as mx, mlx_kv_emulator as e\n"
         f"k = e.metal_kernel('shared', ['x'], ['o'], {COPY!r})\n"
-        "print(k(inputs=[mx.arange(8.0)], output_shapes=[(8,)], output_dtypes=[mx.float32], grid=(8,1,1), threadgroup=(8,1,1))[0].sum())"
+        "o = k(inputs=[mx.arange(8.0)], output_shapes=[(8,)], output_dtypes=[mx.float32], grid=(8, 1, 1),\n"
+        "      threadgroup=(8, 1, 1))\n"
+        "print(o[0].sum())"
     )
     environment = {**os.environ, "MLX_KV_EMULATOR_CACHE": str(tmp_path)}
-    started = [subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    started = [
+        subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     outputs = [process.communicate(timeout=120)[0] for process in started]
     assert ["28" in output for output in outputs] == [True] * 3
     assert not list(tmp_path.glob("build-*"))
@@ -178,7 +191,18 @@ def test_available_names_what_is_missing(monkeypatch):
 def test_runtime_builds_for_every_platform(tmp_path, target):
     """The fiber switch of another processor cannot run here, but it assembles."""
     zig = Path(importlib.util.find_spec("ziglang").origin).parent / "zig"
-    command = [zig, "cc", "-target", target, "-std=c++20", "-O2", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-sanitize=all"]
+    command = [
+        zig,
+        "cc",
+        "-target",
+        target,
+        "-std=c++20",
+        "-O2",
+        "-fPIC",
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fno-sanitize=all",
+    ]
     shared = ["-dynamiclib" if "macos" in target else "-shared"]
     library = tmp_path / "runtime"
     subprocess.run([*command, *sorted(RUNTIME_FOLDER.glob("*.cpp")), *shared, "-o", library], check=True)
@@ -194,7 +218,8 @@ using namespace metal;
 """
 BODIES = {
     "plain": "o[i] = metal::exp(x[i]);",
-    "threadgroup": "threadgroup float b[64]; b[i] = simd_sum(x[i]); threadgroup_barrier(mem_flags::mem_threadgroup); o[i] = b[63 - i];",
+    "threadgroup": "threadgroup float b[64]; b[i] = simd_sum(x[i]);"
+    "threadgroup_barrier(mem_flags::mem_threadgroup); o[i] = b[63 - i];",
 }
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from mlx_kv_emulator import CompileError, EmulatorError, last_launch, metal_kernel
 
 ATTRIBUTES = {
@@ -41,7 +40,11 @@ def dump_source():
         "device uint* p = o + ((at.z * all.y + at.y) * all.x + at.x) * WIDTH;",
     ]
     for name, size in ATTRIBUTES.items():
-        lines += [f"*p++ = {name}{axis};" for axis in ("xyz" if size == 3 else [""]) for axis in ([f".{axis}"] if axis else [""])]
+        lines += [
+            f"*p++ = {name}{axis};"
+            for axis in ("xyz" if size == 3 else [""])
+            for axis in ([f".{axis}"] if axis else [""])
+        ]
     return "\n".join(lines)
 
 
@@ -69,7 +72,9 @@ def expected(grid, threadgroup):
 
 
 @settings(deadline=None, max_examples=40)
-@given(grid=sizes, threadgroup=st.tuples(st.integers(1, 40), st.integers(1, 5), st.integers(1, 5)), order=st.integers(0, 1))
+@given(
+    grid=sizes, threadgroup=st.tuples(st.integers(1, 40), st.integers(1, 5), st.integers(1, 5)), order=st.integers(0, 1)
+)
 def test_attributes_of_every_thread(grid, threadgroup, order):
     threads = int(np.prod(grid))
     (o,) = dump(
@@ -138,4 +143,7 @@ def test_line_directives_are_honoured():
     with pytest.raises(CompileError, match=r"helpers\.metal:8:"):
         call(metal_kernel("k", ["x"], ["o"], "o[0] = 1;", header='#line 7 "helpers.metal"\n\nfloat f() { return y; }'))
     with pytest.raises(EmulatorError, match=r"pack\.metal:40: bounds"):
-        call(metal_kernel("k", ["x"], ["o"], '#line 40 "pack.metal"\no[thread_position_in_grid.x + 1] = 1;'), mode="check")
+        call(
+            metal_kernel("k", ["x"], ["o"], '#line 40 "pack.metal"\no[thread_position_in_grid.x + 1] = 1;'),
+            mode="check",
+        )

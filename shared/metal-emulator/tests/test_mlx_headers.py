@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from mlx_kv_emulator import run_kernel_function
 
 HEAD = '#include <metal_stdlib>\n#include "mlx/backend/metal/kernels/utils.h"\n'
@@ -71,7 +70,9 @@ def test_quantised_matrix_vector_product(rng, bits, mode):
     columns, rows, group = 512, 32, 64
     per_word = 32 // bits
     codes = rng.integers(0, 2**bits, size=(rows, columns)).astype(np.uint32)
-    words = (codes.reshape(rows, -1, per_word) << (np.arange(per_word, dtype=np.uint32) * bits)).sum(-1).astype(np.uint32)
+    words = (
+        (codes.reshape(rows, -1, per_word) << (np.arange(per_word, dtype=np.uint32) * bits)).sum(-1).astype(np.uint32)
+    )
     scales, biases = rng.normal(size=(2, rows, columns // group)).astype(np.float32)
     x = rng.normal(size=columns).astype(np.float32)
     no_batch = [np.int32(0), np.zeros(1, np.int32), np.zeros(1, np.int64)]

@@ -1,5 +1,4 @@
 import pytest
-
 from mlx_kv_emulator.rewrite import kernel_parameters, mark_threadgroup_variables, to_cpp
 
 MARK = "MSL_THREADGROUP_VARIABLE"
@@ -49,5 +48,9 @@ def test_function_constants():
 
 
 def test_parameters_of_a_kernel():
-    text = "template <typename T> [[kernel]] void f(\n  const device T* x [[buffer(0)]], // a, b\n  metal::pair<int, T> y) {\n}"
+    text = (
+        "template <typename T> [[kernel]] void f(\n"
+        "  const device T* x [[buffer(0)]], // a, b\n"
+        "  metal::pair<int, T> y) {\n}"
+    )
     assert kernel_parameters(text, "f") == ["const device T* x [[buffer(0)]]", "metal::pair<int, T> y"]

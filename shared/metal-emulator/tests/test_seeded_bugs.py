@@ -1,113 +1,273 @@
 """Every kernel here has one bug. The emulator must name its kind and its line, in both thread orders."""
 
+from dataclasses import dataclass
+from textwrap import dedent
+
 import mlx.core as mx
 import pytest
-
 from mlx_kv_emulator import CompileError, EmulatorError, metal_kernel
 
 HEAD = """uint i = thread_position_in_grid.x;
 uint l = thread_index_in_simdgroup;
 uint sg = simdgroup_index_in_threadgroup; (void)l; (void)sg;
+#line 1 "seeded.metal"
 """
 
 
-def run(body, *, n=64, group=64, mode="check", order=0, header="", name="seeded", x=None, allow=()):
-    kernel = metal_kernel(name, ["x"], ["o"], HEAD + body, header=header, mode=mode, order=order, allow=allow)
-    x = mx.arange(n, dtype=mx.float32) if x is None else x
-    return kernel(inputs=[x], output_shapes=[(n,)], output_dtypes=[mx.float32], grid=(n, 1, 1), threadgroup=(group, 1, 1))[0]
+def run(body, *, n=64, group=64, mode="check", order=0, header=""):
+    kernel = metal_kernel("seeded", ["x"], ["o"], HEAD + dedent(body).strip(), header=header, mode=mode, order=order)
+    return kernel(
+        inputs=[mx.arange(n, dtype=mx.float32)],
+        output_shapes=[(n,)],
+        output_dtypes=[mx.float32],
+        grid=(n, 1, 1),
+        threadgroup=(group, 1, 1),
+    )[0]
 
 
-# name: (kind, lines that may be named, body, threads, threads of a threadgroup). The body begins on line 4.
+@dataclass
+class Bug:
+    """`lines` are those that a report may name: a race has two."""
+
+    kind: str
+    lines: set[int | None]
+    body: str
+    n: int = 64
+    group: int = 64
+
+
 BUGS = {
-    "read past the end": ("bounds", {4}, "o[i] = x[i+1];", 64, 64),
-    "write past the end": ("bounds", {5}, "float v = x[i];\no[i+1] = v;", 64, 64),
-    "write far away": ("bounds", {4}, "o[i*100000000] = x[i];", 64, 64),
-    "write to an input": ("read-only", {4}, "((device float*)x)[i] = 1;\no[i] = x[i];", 64, 64),
-    "no barrier": ("race", {5, 6}, "threadgroup float b[64];\nb[i] = x[i];\no[i] = b[63-i];", 64, 64),
-    "no second barrier": (
-        "race",
-        {6, 8},
-        "threadgroup float b[64]; float s = 0;\nfor (int it = 0; it < 2; it++) {\nb[i] = x[i] + it;\n"
-        "threadgroup_barrier(mem_flags::mem_threadgroup);\ns += b[63-i];\n}\no[i] = s;",
-        64,
-        64,
-    ),
-    "barrier for other memory": (
-        "race",
-        {7},
-        "threadgroup float b[64];\nb[i] = x[i];\nthreadgroup_barrier(mem_flags::mem_device);\no[i] = b[63-i];",
-        64,
-        64,
-    ),
-    "all write one element": ("race", {4}, "o[0] = x[i];\no[i] = x[i];", 64, 64),
-    "threadgroups overlap": ("race", {4, 5}, "o[i % 32] = x[i];\nif (i >= 32) o[i] = 0;", 64, 32),
-    "lanes taken to be in step": ("race", {5, 6}, "threadgroup float b[32];\nb[l] = x[i];\no[i] = b[31-l];", 32, 32),
-    "threadgroup memory never set": (
-        "uninitialised",
-        {7},
-        "threadgroup float b[64];\nif (l == 0) b[i] = 1;\nthreadgroup_barrier(mem_flags::mem_threadgroup);\no[i] = b[i];",
-        64,
-        64,
-    ),
-    "output read before it is written": ("uninitialised", {4}, "o[i] += x[i];", 64, 64),
-    "barrier in a branch": (
-        "divergence",
-        {5},
-        "if (i < 40)\nthreadgroup_barrier(mem_flags::mem_threadgroup);\no[i] = 1;",
-        64,
-        64,
-    ),
-    "two barriers in two branches": (
-        "divergence",
-        {5, 7},
-        "if (i < 32)\nthreadgroup_barrier(mem_flags::mem_threadgroup);\nelse\n"
-        "threadgroup_barrier(mem_flags::mem_threadgroup);\no[i] = 1;",
-        64,
-        64,
-    ),
-    "return before a barrier": (
-        "divergence",
-        {5},
-        "if (i >= 60) return;\nthreadgroup_barrier(mem_flags::mem_threadgroup);\no[i] = 1;",
-        64,
-        64,
-    ),
-    "simd_sum in a branch": ("divergence", {5}, "float s = 0; if (l < 16)\ns = simd_sum(x[i]);\ns += simd_max(s);\no[i] = s;", 64, 64),
-    "shuffle in a loop of uneven length": (
-        "inactive-lane",
-        {6},
-        "float s = x[i];\nfor (uint j = 0; j < l % 3 + 1; j++)\ns += simd_shuffle_xor(s, 1);\no[i] = s;",
-        64,
-        64,
-    ),
-    "index past a local array": ("bounds", {5}, "float v[4];\nfor (int j = 0; j <= int(x[0]) + 4; j++) v[j] = j;\no[i] = v[3];", 64, 64),
-    "shift by 32": ("shift", {5}, "uint s = uint(x[0]) + 32;\no[i] = float(1u << s);", 64, 64),
-    "integer division by zero": ("division", {5}, "int d = int(x[0]);\no[i] = float(int(i) / d);", 64, 64),
-    "negative float to uint8": ("conversion", {5}, "float v = x[i] - 3.0f;\no[i] = float(uint8_t(v));", 64, 64),
-    "part of the output": ("unwritten", {None}, "if (i < 10) o[i] = 1;", 64, 64),
-    "misaligned vector": ("misaligned", {4}, "float4 v = *(const device float4*)(x + 1);\no[i] = v.x;", 64, 64),
-    "too much threadgroup memory": ("threadgroup-memory", {None}, "threadgroup float b[8200];\nb[i] = x[i]; o[i] = b[i];", 64, 64),
-    "past a threadgroup array into the next": (
+    "read past the end": Bug(
         "bounds",
-        {6},
-        "threadgroup float a[64]; threadgroup float b[64];\nb[i] = x[i]; device float* out = o;\n"
-        "threadgroup float* p = a; p[i + 1] = x[i];\nout[i] = b[i];",
-        64,
-        64,
+        {1},
+        "o[i] = x[i+1];",
     ),
-    "wide load past the end": ("bounds", {4}, "ulong4 v = *(const device ulong4*)(x + (i / 8) * 8 + 8); o[i] = v.x;", 64, 64),
-}  # fmt: skip
+    "write past the end": Bug(
+        "bounds",
+        {2},
+        """
+        float v = x[i];
+        o[i+1] = v;
+        """,
+    ),
+    "write far away": Bug(
+        "bounds",
+        {1},
+        "o[i*100000000] = x[i];",
+    ),
+    "write to an input": Bug(
+        "read-only",
+        {1},
+        """
+        ((device float*)x)[i] = 1;
+        o[i] = x[i];
+        """,
+    ),
+    "no barrier": Bug(
+        "race",
+        {2, 3},
+        """
+        threadgroup float b[64];
+        b[i] = x[i];
+        o[i] = b[63-i];
+        """,
+    ),
+    "no second barrier": Bug(
+        "race",
+        {3, 5},
+        """
+        threadgroup float b[64]; float s = 0;
+        for (int it = 0; it < 2; it++) {
+        b[i] = x[i] + it;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        s += b[63-i];
+        }
+        o[i] = s;
+        """,
+    ),
+    "barrier for other memory": Bug(
+        "race",
+        {4},
+        """
+        threadgroup float b[64];
+        b[i] = x[i];
+        threadgroup_barrier(mem_flags::mem_device);
+        o[i] = b[63-i];
+        """,
+    ),
+    "all write one element": Bug(
+        "race",
+        {1},
+        """
+        o[0] = x[i];
+        o[i] = x[i];
+        """,
+    ),
+    "threadgroups overlap": Bug(
+        "race",
+        {1, 2},
+        """
+        o[i % 32] = x[i];
+        if (i >= 32) o[i] = 0;
+        """,
+        group=32,
+    ),
+    "lanes taken to be in step": Bug(
+        "race",
+        {2, 3},
+        """
+        threadgroup float b[32];
+        b[l] = x[i];
+        o[i] = b[31-l];
+        """,
+        n=32,
+        group=32,
+    ),
+    "threadgroup memory never set": Bug(
+        "uninitialised",
+        {4},
+        """
+        threadgroup float b[64];
+        if (l == 0) b[i] = 1;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        o[i] = b[i];
+        """,
+    ),
+    "output read before it is written": Bug(
+        "uninitialised",
+        {1},
+        "o[i] += x[i];",
+    ),
+    "barrier in a branch": Bug(
+        "divergence",
+        {2},
+        """
+        if (i < 40)
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        o[i] = 1;
+        """,
+    ),
+    "two barriers in two branches": Bug(
+        "divergence",
+        {2, 4},
+        """
+        if (i < 32)
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        else
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        o[i] = 1;
+        """,
+    ),
+    "return before a barrier": Bug(
+        "divergence",
+        {2},
+        """
+        if (i >= 60) return;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        o[i] = 1;
+        """,
+    ),
+    "simd_sum in a branch": Bug(
+        "divergence",
+        {2},
+        """
+        float s = 0; if (l < 16)
+        s = simd_sum(x[i]);
+        s += simd_max(s);
+        o[i] = s;
+        """,
+    ),
+    "shuffle in a loop of uneven length": Bug(
+        "inactive-lane",
+        {3},
+        """
+        float s = x[i];
+        for (uint j = 0; j < l % 3 + 1; j++)
+        s += simd_shuffle_xor(s, 1);
+        o[i] = s;
+        """,
+    ),
+    "index past a local array": Bug(
+        "bounds",
+        {2},
+        """
+        float v[4];
+        for (int j = 0; j <= int(x[0]) + 4; j++) v[j] = j;
+        o[i] = v[3];
+        """,
+    ),
+    "shift by 32": Bug(
+        "shift",
+        {2},
+        """
+        uint s = uint(x[0]) + 32;
+        o[i] = float(1u << s);
+        """,
+    ),
+    "integer division by zero": Bug(
+        "division",
+        {2},
+        """
+        int d = int(x[0]);
+        o[i] = float(int(i) / d);
+        """,
+    ),
+    "negative float to uint8": Bug(
+        "conversion",
+        {2},
+        """
+        float v = x[i] - 3.0f;
+        o[i] = float(uint8_t(v));
+        """,
+    ),
+    "part of the output": Bug(
+        "unwritten",
+        {None},
+        "if (i < 10) o[i] = 1;",
+    ),
+    "misaligned vector": Bug(
+        "misaligned",
+        {1},
+        """
+        float4 v = *(const device float4*)(x + 1);
+        o[i] = v.x;
+        """,
+    ),
+    "too much threadgroup memory": Bug(
+        "threadgroup-memory",
+        {None},
+        """
+        threadgroup float b[8200];
+        b[i] = x[i]; o[i] = b[i];
+        """,
+    ),
+    "past a threadgroup array into the next": Bug(
+        "bounds",
+        {3},
+        """
+        threadgroup float a[64]; threadgroup float b[64];
+        b[i] = x[i]; device float* out = o;
+        threadgroup float* p = a; p[i + 1] = x[i];
+        out[i] = b[i];
+        """,
+    ),
+    "wide load past the end": Bug(
+        "bounds",
+        {1},
+        "ulong4 v = *(const device ulong4*)(x + (i / 8) * 8 + 8); o[i] = v.x;",
+    ),
+}
 
 
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("bug", BUGS)
 def test_bug_is_caught(bug, order):
-    kind, lines, body, n, group = BUGS[bug]
+    seeded = BUGS[bug]
     with pytest.raises(EmulatorError) as caught:
-        run(body, n=n, group=group, order=order)
-    matching = [finding for finding in caught.value.findings if finding.kind == kind]
-    assert matching, f"expected {kind}, got:\n{caught.value}"
-    assert matching[0].line in lines, str(caught.value)
+        run(seeded.body, n=seeded.n, group=seeded.group, order=order)
+    matching = [finding for finding in caught.value.findings if finding.kind == seeded.kind]
+    assert matching, f"expected {seeded.kind}, got:\n{caught.value}"
+    assert matching[0].line in seeded.lines, str(caught.value)
     if matching[0].place:
         assert f"seeded.metal:{matching[0].line}" in str(caught.value)
 
@@ -142,7 +302,7 @@ def test_helper_is_named_with_its_caller():
         run("threadgroup float b[64];\no[i] = f(b, x[i], i);", header=header)
     race = next(finding for finding in caught.value.findings if finding.kind == "race")
     assert (race.place.file, race.place.line) in {("seeded.header.metal", 2), ("seeded.header.metal", 3)}
-    assert (race.place.caller.file, race.place.caller.line) == ("seeded.metal", 5)
+    assert (race.place.caller.file, race.place.caller.line) == ("seeded.metal", 2)
     assert len(race.accesses) == 2
 
 
@@ -168,7 +328,7 @@ ILL_TYPED = {
 @pytest.mark.parametrize("name", ILL_TYPED)
 def test_strict_mode_refuses(name):
     body, header, n = ILL_TYPED[name]
-    with pytest.raises(CompileError, match=r"seeded\.metal:4:"):
+    with pytest.raises(CompileError, match=r"seeded\.metal:1:"):
         run(body, n=n, group=n, mode="strict", header=header)
 
 

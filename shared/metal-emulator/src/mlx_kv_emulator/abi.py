@@ -28,10 +28,14 @@ MAX_FINDINGS = 20
 
 
 class Site(c.Structure):
+    """struct msl_site."""
+
     _fields_ = [("file", c.c_char_p), ("line", c.c_uint), ("column", c.c_uint), ("caller", c.c_uint)]
 
 
 class Buffer(c.Structure):
+    """struct msl_buffer."""
+
     _fields_ = [
         ("data", c.c_void_p),
         ("size", c.c_ulong),
@@ -48,14 +52,20 @@ class Buffer(c.Structure):
 
 
 class Variable(c.Structure):
+    """struct msl_variable."""
+
     _fields_ = [("data", c.c_void_p), ("size", c.c_ulong), ("name", c.c_char_p)]
 
 
 class Party(c.Structure):
+    """struct msl_party."""
+
     _fields_ = [("threadgroup", c.c_uint), ("thread", c.c_uint), ("action", c.c_char_p), ("site", Site)]
 
 
 class FindingRecord(c.Structure):
+    """struct msl_finding."""
+
     _fields_ = [
         ("kind", c.c_int),
         ("space", c.c_int),
@@ -71,6 +81,8 @@ class FindingRecord(c.Structure):
 
 
 class LaunchRecord(c.Structure):
+    """struct msl_launch."""
+
     _fields_ = [
         ("entry", c.c_void_p),
         ("arguments", c.c_void_p),

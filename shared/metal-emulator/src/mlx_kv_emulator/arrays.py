@@ -15,8 +15,9 @@ from .signature import numpy_dtype
 
 def to_numpy(array: mx.array) -> NDArray[Any]:
     """A view of an array's memory, strides included."""
-    mx.eval(array)
-    return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+    mx.eval(array)  # pyright: ignore[reportUnknownMemberType]
+    bits: Any = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+    return np.asarray(bits)
 
 
 def memory(array: mx.array, row_contiguous: bool) -> tuple[NDArray[Any], list[int], int]:

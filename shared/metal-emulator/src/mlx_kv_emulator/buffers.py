@@ -40,21 +40,27 @@ class Arena:
     def __init__(self, arguments: Sequence[Argument | None]) -> None:
         """Copies the arguments in; None is an absent optional buffer, a null pointer."""
         self.arguments = arguments
-        offset, offsets = _GUARD, []
+        offset = _GUARD
+        offsets: list[int] = []
         for argument in arguments:
             offsets.append(offset)
             offset += (-(-argument.data.nbytes // ALIGNMENT) * ALIGNMENT if argument else 0) + _GUARD
         self._memory = mmap.mmap(-1, offset)
         self.begin = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self.end = self.begin + offset
-        self.addresses = [self.begin + o if a else None for a, o in zip(arguments, offsets, strict=True)]
+        self.addresses: list[int | None] = [
+            self.begin + o if a else None for a, o in zip(arguments, offsets, strict=True)
+        ]
         for argument, address in zip(arguments, self.addresses, strict=True):
             if argument and address:
                 ctypes.memmove(address, argument.data.ctypes.data, argument.data.nbytes)
 
     def pointers(self) -> ctypes.Array[ctypes.c_void_p]:
         """What the kernel gets, one address per argument."""
-        values = [address + a.offset if a and address else None for a, address in zip(self.arguments, self.addresses, strict=True)]
+        values = [
+            address + a.offset if a and address else None
+            for a, address in zip(self.arguments, self.addresses, strict=True)
+        ]
         return (ctypes.c_void_p * max(1, len(values)))(*values)
 
     def copy_back(self) -> None:

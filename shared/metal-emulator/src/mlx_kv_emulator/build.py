@@ -18,20 +18,28 @@ from .toolchain import MACOS, processor_flags, run, toolchain
 RUNTIME_FOLDER = Path(__file__).parent / "runtime"
 SUFFIX = ".dylib" if MACOS else ".so"
 
-LANGUAGE = ["-x", "c++", "-std=c++17", "-nostdinc++", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"]
-LANGUAGE += ["-fsigned-char", "-fno-strict-aliasing", "-Wno-everything", "-ferror-limit=10", "-fno-color-diagnostics"]
-# MSL has no double: a literal without suffix is a float. Every operation on half and bfloat rounds.
-LANGUAGE += ["-Xclang", "-cl-single-precision-constant"]
-LANGUAGE += ["-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"]
-OBJECT = ["-fPIC", "-fvisibility=hidden", "-fno-asynchronous-unwind-tables", "-fno-stack-protector"]
-# A frame larger than the guard page of a fiber's stack must not step over it.
-OBJECT += [] if MACOS else ["-fstack-clash-protection"]
-# A variable that was never set holds a pattern that is a NaN as a float.
-OBJECT += ["-ftrivial-auto-var-init=pattern"]
-CHECKS = ["-DMSL_CHECKED", "-O1", "-g1", "-fsanitize=thread"]
-CHECKS += ["-fsanitize=bounds,shift,integer-divide-by-zero,float-cast-overflow,alignment,bool", "-fsanitize-recover=all"]
-for _option in ("func-entry-exit=0", "atomics=0", "read-before-write=1"):
-    CHECKS += ["-mllvm", f"-tsan-instrument-{_option}"]
+LANGUAGE = [
+    *("-x", "c++", "-std=c++17", "-nostdinc++", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"),
+    *("-fsigned-char", "-fno-strict-aliasing", "-Wno-everything", "-ferror-limit=10", "-fno-color-diagnostics"),
+    # MSL has no double: a literal without suffix is a float. Every operation on half and bfloat rounds.
+    *("-Xclang", "-cl-single-precision-constant"),
+    *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"),
+]
+OBJECT = [
+    *("-fPIC", "-fvisibility=hidden", "-fno-asynchronous-unwind-tables", "-fno-stack-protector"),
+    # A frame larger than the guard page of a fiber's stack must not step over it.
+    *(() if MACOS else ("-fstack-clash-protection",)),
+    # A variable that was never set holds a pattern that is a NaN as a float.
+    "-ftrivial-auto-var-init=pattern",
+]
+CHECKS = [
+    *("-DMSL_CHECKED", "-O1", "-g1", "-fsanitize=thread"),
+    "-fsanitize=bounds,shift,integer-divide-by-zero,float-cast-overflow,alignment,bool",
+    "-fsanitize-recover=all",
+    *("-mllvm", "-tsan-instrument-func-entry-exit=0"),
+    *("-mllvm", "-tsan-instrument-atomics=0"),  # the runtime is told of these by msl/atomic.h
+    *("-mllvm", "-tsan-instrument-read-before-write=1"),
+]
 
 
 @functools.cache
@@ -39,7 +47,7 @@ def _everything_else() -> str:
     """A digest of what every object depends on besides its own source and flags."""
     files = sorted(p for p in (*MSL_FOLDER.rglob("*"), *RUNTIME_FOLDER.iterdir()) if p.is_file())
     here = Path(__file__)
-    own = [p.read_bytes() for p in (*files, here, here.parent / "instrument.py")]
+    own = [p.read_bytes() for p in (*files, here, here.with_name("instrument.py"), here.with_name("sites.py"))]
     return digest(version("mlx-kv-emulator"), toolchain().identity, platform.machine(), *processor_flags(), *own)
 
 

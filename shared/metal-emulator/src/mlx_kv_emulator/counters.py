@@ -14,8 +14,8 @@ from .settings import Mode
 class Traffic:
     """Bytes of one buffer that a launch touched.
 
-    `bytes_read` and `bytes_written` add up the accesses of all threads; the distinct numbers count each byte once. A kernel
-    that reads each byte of a buffer exactly once has `bytes_read == distinct_bytes_read == nbytes`. An atomic
+    `bytes_read` and `bytes_written` add up the accesses of all threads; the distinct numbers count each byte once. A
+    kernel that reads each byte of a buffer exactly once has `bytes_read == distinct_bytes_read == nbytes`. An atomic
     read-modify-write counts as a read and as a write.
     """
 

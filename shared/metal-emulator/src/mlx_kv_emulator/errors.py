@@ -24,6 +24,7 @@ class Place:
     caller: Place | None = None
 
     def __str__(self) -> str:
+        """`file:line:column`, and where it was called from."""
         text = f"{self.file}:{self.line}" + (f":{self.column}" if self.column else "")
         return text + (f" (called from {self.caller})" if self.caller else "")
 
@@ -39,6 +40,7 @@ class Thread:
     lane: int
 
     def __str__(self) -> str:
+        """One line with all positions."""
         return (
             f"thread {self.grid} of the grid: {self.in_threadgroup} in threadgroup {self.threadgroup}, "
             f"simdgroup {self.simdgroup}, lane {self.lane}"
@@ -54,6 +56,7 @@ class Access:
     place: Place | None
 
     def __str__(self) -> str:
+        """One line: action, place, thread."""
         return "  ".join(str(part) for part in (f"{self.action:<8}", self.place or "", self.thread or "") if part)
 
 
@@ -82,6 +85,7 @@ class Finding:
         return self.place.line if self.place else None
 
     def __str__(self) -> str:
+        """The place and the message, then a line for every access."""
         place = self.place
         head = (f"{place.file}:{place.line}: " if place else "") + f"{self.kind}: {self.message}"
         return "\n".join([head, *(f"    {access}" for access in self.accesses)])

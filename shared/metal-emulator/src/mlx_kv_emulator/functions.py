@@ -45,7 +45,10 @@ def run_kernel_function(
         template: template arguments as text, such as `"float, 128"`.
         outputs: indices of the arguments that the kernel writes. Their contents count as uninitialised.
         function_constants: values by name.
-        mode: as for `metal_kernel`; `order`, `contract` and `allow` too.
+        mode: as for `metal_kernel`.
+        order: as for `metal_kernel`.
+        contract: as for `metal_kernel`.
+        allow: as for `metal_kernel`.
 
     Returns:
         The outputs after the launch, in the order of `outputs`.
@@ -71,7 +74,9 @@ def run_kernel_function(
     return [written.data for i in outputs if (written := passed[i])]
 
 
-def _argument(parameters: Sequence[str], index: int, value: NDArray[Any] | np.generic | None, output: bool) -> Argument | None:
+def _argument(
+    parameters: Sequence[str], index: int, value: NDArray[Any] | np.generic | None, output: bool
+) -> Argument | None:
     if value is None:
         return None
     name = parameters[index].split("[[")[0].split()[-1].lstrip("*&")

@@ -67,7 +67,9 @@ class MetalKernel:
         """
         used = current_settings().override(self.mode, self.order, self.contract).override(mode, order, contract)
         self._check_counts(len(inputs), len(output_shapes), len(output_dtypes))
-        names = [(n, x if isinstance(x, mx.array) else mx.array(x)) for n, x in zip(self.input_names, inputs, strict=True)]
+        names = [
+            (n, x if isinstance(x, mx.array) else mx.array(x)) for n, x in zip(self.input_names, inputs, strict=True)
+        ]
         outputs = list(zip(self.output_names, output_dtypes, strict=True))
         parameters = signature.parameters(self.source, names, outputs, self.atomic_outputs)
         function = self._function(parameters, template or [])

@@ -49,7 +49,11 @@ def launch(
     if threadgroups:
         facts, found = _run(facts, kernel, arguments, settings, allow)
     elif "unwritten" not in allow:
-        found = [_unwritten(a.name, a.data.nbytes, 0) for a in arguments if a and a.writable and not a.initialised and a.data.nbytes]
+        found = [
+            _unwritten(a.name, a.data.nbytes, 0)
+            for a in arguments
+            if a and a.writable and not a.initialised and a.data.nbytes
+        ]
     if found:
         raise EmulatorError(name, settings.mode, found)
     record(facts)
@@ -104,9 +108,7 @@ def _unwritten(name: str, count: int, first: int) -> Finding:
 
 def _with_counts(facts: Launch, run: abi.LaunchRecord, buffers: Sequence[abi.Buffer]) -> Launch:
     traffic = {
-        b.name.decode(): Traffic(
-            b.size, b.bytes_read, b.distinct_bytes_read, b.bytes_written, b.distinct_bytes_written
-        )
+        b.name.decode(): Traffic(b.size, b.bytes_read, b.distinct_bytes_read, b.bytes_written, b.distinct_bytes_written)
         for b in buffers
     }
     return Launch(

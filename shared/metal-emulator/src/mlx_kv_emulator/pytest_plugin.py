@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import get_args
 
 import mlx.core as mx
@@ -45,7 +46,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item):  # noqa: ANN201
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Runs every test in the chosen mode."""
     active = item.config.stash.get(_active, None)
     if active is None:

@@ -40,7 +40,8 @@ def _finding(launch: abi.LaunchRecord, record: abi.FindingRecord, grid: Triple, 
         )
         for party in record.party[: record.parties]
     )
-    kind = abi.KINDS[record.kind]
+    number: int = record.kind
+    kind = abi.KINDS[number]
     return Finding(kind, _MESSAGES[kind](record), accesses)
 
 
@@ -76,7 +77,8 @@ def _race(record: abi.FindingRecord) -> str:
         missing = "no barrier between them, and lanes of a simdgroup are not in step"
     else:
         missing = "no threadgroup_barrier for this memory between them"
-    return f"{_action(record)} after {_action(record, 1)} of {_memory(record)}, byte {record.offset}, by two threads: {missing}"
+    actions = f"{_action(record)} after {_action(record, 1)}"
+    return f"{actions} of {_memory(record)}, byte {record.offset}, by two threads: {missing}"
 
 
 def _bounds(record: abi.FindingRecord) -> str:

@@ -48,7 +48,11 @@ def mark_threadgroup_variables(source: str) -> str:
     for position, index in enumerate(solid):
         token = tokens[index]
         depth += (token == "(") - (token == ")")
-        if token == "threadgroup" and depth == 0 and _declares([tokens[i] for i in solid[position + 1 : position + 200]]):
+        if (
+            token == "threadgroup"
+            and depth == 0
+            and _declares([tokens[i] for i in solid[position + 1 : position + 200]])
+        ):
             tokens[index] = "MSL_THREADGROUP_VARIABLE"
     return "".join(tokens)
 

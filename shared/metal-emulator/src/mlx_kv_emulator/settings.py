@@ -18,7 +18,8 @@ class Settings:
     """How kernels run.
 
     Attributes:
-        mode: `run` is fast; `check` looks at every memory access; `strict` checks the types of address spaces, then runs.
+        mode: `run` is fast; `check` looks at every memory access; `strict` checks the types of address spaces, then
+            runs.
         order: 0 runs threads and threadgroups in ascending order, 1 in descending order.
         contract: `on` lets the compiler fuse `a * b + c` within a statement, `off` does not.
     """

@@ -61,7 +61,9 @@ def template_header(template: Template) -> str:
         elif isinstance(value, mx.Dtype):  # pyright: ignore[reportUnnecessaryIsInstance]
             kinds.append(f"typename {name}")
         else:
-            raise ValueError(f"[metal_kernel] expected a bool, an int or a Dtype for {name}, got {type(value).__name__}")
+            raise ValueError(
+                f"[metal_kernel] expected a bool, an int or a Dtype for {name}, got {type(value).__name__}"
+            )
     return f"template <{', '.join(kinds)}>\n" if kinds else ""
 
 
