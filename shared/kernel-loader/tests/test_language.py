@@ -119,7 +119,10 @@ MATHEMATICS = {
     "float(metal::max(int(a), 1) + metal::min(3, -2) + metal::abs(-4))": (lambda a: np.maximum(np.trunc(a), 1) + 2, 0),
     "float(popcount(as_type<uint>(a)))": (lambda a: [f"{i:b}".count("1") for i in a.view(np.uint32)], 0),
     "float(clz(uint(metal::abs(a))))": (lambda a: [32 - int(abs(i)).bit_length() for i in a], 0),
-    "float(ctz(uint(int(a) | 64)))": (lambda a: [int(i & -i).bit_length() - 1 for i in np.trunc(a).astype(int) | 64], 0),
+    "float(ctz(uint(int(a) | 64)))": (
+        lambda a: [int(i & -i).bit_length() - 1 for i in np.trunc(a).astype(int) | 64],
+        0,
+    ),
     "float(half(a)) + float(bfloat(2.5f)) + float(half(1.5f))": (lambda a: np.float32(a.astype(np.float16)) + 4, 0),
     "float(as_type<half>(as_type<ushort>(half(a))))": (lambda a: a.astype(np.float16), 0),
 }

@@ -37,8 +37,9 @@ def test_parity():
     check_parity(topk_rows, cases(), oracle=oracle, examples=25)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("rows", [2049, 5000])
+@pytest.mark.parametrize(
+    ("rows", "family"), [*((2049, family) for family in FAMILIES), (20001, "ties"), (20001, "nan")]
+)
 def test_parity_of_the_wide_variant(rows, family):
     scores = array(family, seed=rows, shape=(1, 2, rows))
     check_case(topk_rows, {"scores": scores, "k": rows // 5}, oracle=oracle)
@@ -90,11 +91,14 @@ MUTANTS = [
     Mutant("> 0x7f800000u) return 0;", ">= 0x7f800000u) return 0;"),
     Mutant("if (bits == 0x80000000u) return 0x80000000u;", ""),
     Mutant("bits & 0x80000000u ? ~bits", "bits & 0x80000000u ? bits"),
-    Mutant("if (row < length) keys.x", "if (row <= length) keys.x"),
-    Mutant("if (row + 3 < length) keys.w", "if (row + 2 < length) keys.w"),
+    Mutant("if (row < length) bits.x", "if (row <= length) bits.x"),
+    Mutant("if (row + 3 < length) bits.w", "if (row + 2 < length) bits.w"),
     Mutant("aligned && row + 4 <= length", "aligned && row < length"),
     Mutant("scores_shape[1], rows = scores_shape[2]", "scores_shape[0], rows = scores_shape[2]"),
     Mutant("params[1 + head / kv_heads]", "params[1]"),
+    Mutant("base + 4 * (n * THREADS + thread_index), length", "base + 4 * (n * THREADS + lane), length"),
+    Mutant("base < rows; base += 4 * THREADS * AHEAD", "base < rows; base += 8 * THREADS * AHEAD"),
+    Mutant("base + 4 * n * THREADS >= rows", "base + 4 * n * THREADS + 1024 >= rows"),
     Mutant("pass < 3", "pass < 2"),
     Mutant("shift = pass == 0 ? 21 : pass == 1 ? 10 : 0", "shift = pass == 0 ? 21 : pass == 1 ? 11 : 0"),
     Mutant("digits = pass == 2 ? 1023 : 2047", "digits = pass == 2 ? 511 : 2047"),
@@ -145,6 +149,7 @@ def test_every_mutant_is_noticed(emulated):
     low_bits = (rng.integers(0x3F800000, 0x3F800000 + 2**12, (1, 1, 300), dtype=np.uint32)).view(np.float32)
     two_steps = np.round(rng.standard_normal((1, 1, 1900)), 1)  # a simdgroup's share is more than 128 rows
     wide = np.repeat(rng.standard_normal((1, 1, 500)), 5, axis=-1)  # the variant of 1024 threads
+    long = np.round(rng.standard_normal((1, 1, 20001)), 1)  # more than AHEAD loads a thread, in every loop
     drawn = [
         {"scores": ties[..., :161], "k": 160, "lengths": [161, 6]},
         {"scores": ties, "k": 100, "lengths": [700, 335]},
@@ -154,6 +159,7 @@ def test_every_mutant_is_noticed(emulated):
         {"scores": np.repeat([[[1.0, 5.0, 3.0]]], 256, axis=-1), "k": 300},
         {"scores": two_steps, "k": 800},
         {"scores": wide, "k": 1234},
+        {"scores": long, "k": 9000},
     ]
     for case in drawn:
         case["scores"] = mx.array(case["scores"].astype(np.float32))

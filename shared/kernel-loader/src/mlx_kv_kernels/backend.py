@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal, cast
 
@@ -23,12 +24,7 @@ class UnavailableBackendError(RuntimeError):
 
 def backends() -> dict[Backend, tuple[bool, str]]:
     """Every backend's name, whether it can run a kernel now, and a sentence that says why (not)."""
-    return {
-        "metal": _gpu("Metal", mx.metal.is_available()),
-        "cuda": _gpu("CUDA", mx.cuda.is_available()),
-        "emulator": _emulator(),
-        "reference": (True, "Plain MLX ops run on every device."),
-    }
+    return {name: usable() for name, usable in _USABLE.items()}
 
 
 def resolve_backend(backend: str | None = None) -> Backend:
@@ -46,7 +42,7 @@ def resolve_backend(backend: str | None = None) -> Backend:
         return _automatic()
     if name not in BACKENDS:
         raise ValueError(f"[mlx_kv_kernels] expected {asked_by} one of auto, {', '.join(BACKENDS)}, got {name!r}")
-    usable, reason = backends()[name]
+    usable, reason = _USABLE[name]()
     if not usable:
         raise UnavailableBackendError(f"[mlx_kv_kernels] {asked_by}={name!r} was asked for and cannot run: {reason}")
     return name
@@ -85,3 +81,11 @@ def _emulator() -> tuple[bool, str]:
             raise
         return False, "The package mlx-kv-emulator is not installed."
     return module.available()
+
+
+_USABLE: dict[Backend, Callable[[], tuple[bool, str]]] = {
+    "metal": lambda: _gpu("Metal", mx.metal.is_available()),
+    "cuda": lambda: _gpu("CUDA", mx.cuda.is_available()),
+    "emulator": _emulator,
+    "reference": lambda: (True, "Plain MLX ops run on every device."),
+}

@@ -102,6 +102,9 @@ class Kernel:
             raise ValueError(f"[{self.name}] expected inputs {', '.join(self.input_names)}, got {len(inputs)} arrays")
         if set(template) != set(self.template):
             raise ValueError(f"[{self.name}] expected template {sorted(self.template)}, got {sorted(template)}")
+        # MLX writes the values into the name of a function.
+        if any(isinstance(value, int) and value < 0 for value in template.values()):
+            raise ValueError(f"[{self.name}] expected template integers of 0 or more, got {dict(template)}")
         threads = threadgroup[0] * threadgroup[1] * threadgroup[2]
         if not 0 < threads <= MAX_THREADS or threads % SIMD_WIDTH:
             raise ValueError(
@@ -148,4 +151,4 @@ def _build(
 def _word(value: TemplateValue) -> str:
     if isinstance(value, mx.Dtype):
         return str(value).removeprefix("mlx.core.")
-    return str(int(value)).replace("-", "m")
+    return str(int(value))

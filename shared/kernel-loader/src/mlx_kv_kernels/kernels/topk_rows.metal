@@ -1,7 +1,7 @@
 // One threadgroup finds the k highest scores of one head by radix select, and writes their rows in ascending order.
 // Three passes over the scores (11, 11 and 10 bits of an order-preserving key) find the k-th highest key and how many rows
-// with exactly that key are taken, lowest row first. Then each simdgroup counts, and after one barrier writes, the rows of its
-// own share. Every count is an integer, so the result does not depend on the order of threads.
+// with exactly that key are taken, lowest row first. Then each simdgroup counts, and after one barrier writes, the rows of
+// its own share. Every count is an integer, so the result does not depend on the order of threads.
 
 // Ascending in the score; -0 equals +0, and NaN has the lowest key of all, below -infinity.
 METAL_FUNC uint order_key(uint bits) {
@@ -10,25 +10,22 @@ METAL_FUNC uint order_key(uint bits) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The keys of four neighbouring rows. Rows from `length` on have key 0; being last, they lose even to NaN.
-METAL_FUNC uint4 load_keys(const device float* scores, uint row, uint length, bool aligned) {
-    uint4 keys = {0, 0, 0, 0};
-    if (aligned && row + 4 <= length) {
-        keys = *reinterpret_cast<const device uint4*>(scores + row);
-        keys.x = order_key(keys.x);
-        keys.y = order_key(keys.y);
-        keys.z = order_key(keys.z);
-        keys.w = order_key(keys.w);
-    } else {
-        if (row < length) keys.x = order_key(as_type<uint>(scores[row]));
-        if (row + 1 < length) keys.y = order_key(as_type<uint>(scores[row + 1]));
-        if (row + 2 < length) keys.z = order_key(as_type<uint>(scores[row + 2]));
-        if (row + 3 < length) keys.w = order_key(as_type<uint>(scores[row + 3]));
-    }
-    return keys;
+// The scores of four neighbouring rows. Rows from `length` on are NaN; being last, they lose even to a NaN before them.
+METAL_FUNC uint4 load_scores(const device float* scores, uint row, uint length, bool aligned) {
+    if (aligned && row + 4 <= length) return *reinterpret_cast<const device uint4*>(scores + row);
+    uint4 bits = {0x7fffffffu, 0x7fffffffu, 0x7fffffffu, 0x7fffffffu};
+    if (row < length) bits.x = as_type<uint>(scores[row]);
+    if (row + 1 < length) bits.y = as_type<uint>(scores[row + 1]);
+    if (row + 2 < length) bits.z = as_type<uint>(scores[row + 2]);
+    if (row + 3 < length) bits.w = as_type<uint>(scores[row + 3]);
+    return bits;
+}
+METAL_FUNC uint key_of(uint4 bits, uint i) {
+    return order_key(i == 0 ? bits.x : i == 1 ? bits.y : i == 2 ? bits.z : bits.w);
 }
 // --- body ---
     constexpr uint SIMDGROUPS = THREADS / 32;
+    constexpr uint AHEAD = 4;                        // loads a thread has on their way
     constexpr uint BINS = 2048;
     constexpr uint OWN = BINS / THREADS;             // bins a thread scans
     threadgroup atomic_uint histogram[BINS];
@@ -43,6 +40,7 @@ METAL_FUNC uint4 load_keys(const device float* scores, uint row, uint length, bo
     const uint k = params[0], length = params[1 + head / kv_heads];
     const device float* own_scores = scores + ulong(head) * rows;
     const bool aligned = reinterpret_cast<ulong>(own_scores) % 16 == 0;
+    uint4 bits[AHEAD];
 
     uint kth = 0, known = 0, wanted = k;             // bits of the k-th key, which are known, rows wanted among equal bits
     for (uint pass = 0; pass < 3; pass++) {
@@ -52,18 +50,23 @@ METAL_FUNC uint4 load_keys(const device float* scores, uint row, uint length, bo
             atomic_store_explicit(&histogram[bin], 0u, memory_order_relaxed);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (uint base = 0; base < rows; base += 4 * THREADS) {
-            const uint4 keys = load_keys(own_scores, base + 4 * thread_index, length, aligned);
-            for (uint i = 0; i < 4; i++) {
-                const uint key = i == 0 ? keys.x : i == 1 ? keys.y : i == 2 ? keys.z : keys.w;
-                const bool counts = ((key ^ kth) & known) == 0;
-                const uint digit = (key >> shift) & digits;
-                // equal scores are common (padding, masks): one addition then stands for the simdgroup's 32
-                const uint first = simd_broadcast_first(digit);
-                if (simd_all(counts && digit == first)) {
-                    if (lane == 0) atomic_fetch_add_explicit(&histogram[digit], 32u, memory_order_relaxed);
-                } else if (counts) {
-                    atomic_fetch_add_explicit(&histogram[digit], 1u, memory_order_relaxed);
+        for (uint base = 0; base < rows; base += 4 * THREADS * AHEAD) {
+            for (uint n = 0; n < AHEAD; n++) {
+                bits[n] = load_scores(own_scores, base + 4 * (n * THREADS + thread_index), length, aligned);
+            }
+            for (uint n = 0; n < AHEAD; n++) {
+                if (base + 4 * n * THREADS >= rows) continue;
+                for (uint i = 0; i < 4; i++) {
+                    const uint key = key_of(bits[n], i);
+                    const bool counts = ((key ^ kth) & known) == 0;
+                    const uint digit = (key >> shift) & digits;
+                    // equal scores are common (padding, masks): one addition then stands for the simdgroup's 32
+                    const uint first = simd_broadcast_first(digit);
+                    if (simd_all(counts && digit == first)) {
+                        if (lane == 0) atomic_fetch_add_explicit(&histogram[digit], 32u, memory_order_relaxed);
+                    } else if (counts) {
+                        atomic_fetch_add_explicit(&histogram[digit], 1u, memory_order_relaxed);
+                    }
                 }
             }
         }
@@ -96,10 +99,17 @@ METAL_FUNC uint4 load_keys(const device float* scores, uint row, uint length, bo
     const uint share = (rows + 128 * SIMDGROUPS - 1) / (128 * SIMDGROUPS) * 128;
     const uint begin = simdgroup * share, end = metal::min(begin + share, rows);
     uint above = 0, equal = 0;
-    for (uint base = begin; base < end; base += 128) {
-        const uint4 keys = load_keys(own_scores, base + 4 * lane, length, aligned);
-        above += uint(keys.x > kth) + uint(keys.y > kth) + uint(keys.z > kth) + uint(keys.w > kth);
-        equal += uint(keys.x == kth) + uint(keys.y == kth) + uint(keys.z == kth) + uint(keys.w == kth);
+    for (uint base = begin; base < end; base += 128 * AHEAD) {
+        for (uint n = 0; n < AHEAD; n++) {
+            bits[n] = load_scores(own_scores, base + 128 * n + 4 * lane, length, aligned);
+        }
+        for (uint n = 0; n < AHEAD; n++) {
+            if (base + 128 * n >= end) continue;
+            for (uint i = 0; i < 4; i++) {
+                above += uint(key_of(bits[n], i) > kth);
+                equal += uint(key_of(bits[n], i) == kth);
+            }
+        }
     }
     above = simd_sum(above);
     equal = simd_sum(equal);
@@ -115,25 +125,30 @@ METAL_FUNC uint4 load_keys(const device float* scores, uint row, uint length, bo
         equal += partial_equal[i];
     }
     device uint* own_indices = indices + ulong(head) * k;
-    for (uint base = begin; base < end; base += 128) {
-        const uint row = base + 4 * lane;
-        const uint4 keys = load_keys(own_scores, row, length, aligned);
-        uint here = 0;                               // above in the low half, equal in the high half: at most 128 each
-        for (uint i = 0; i < 4; i++) {
-            const uint key = i == 0 ? keys.x : i == 1 ? keys.y : i == 2 ? keys.z : keys.w;
-            here += key > kth ? 1u : key == kth ? 0x10000u : 0u;
+    for (uint base = begin; base < end; base += 128 * AHEAD) {
+        for (uint n = 0; n < AHEAD; n++) {
+            bits[n] = load_scores(own_scores, base + 128 * n + 4 * lane, length, aligned);
         }
-        const uint before = simd_prefix_exclusive_sum(here);
-        uint lane_above = above + (before & 0xffffu), lane_equal = equal + (before >> 16);
-        for (uint i = 0; i < 4; i++) {
-            const uint key = i == 0 ? keys.x : i == 1 ? keys.y : i == 2 ? keys.z : keys.w;
-            if (key > kth || (key == kth && lane_equal < wanted)) {
-                own_indices[lane_above + metal::min(lane_equal, wanted)] = row + i;
+        for (uint n = 0; n < AHEAD; n++) {
+            if (base + 128 * n >= end) continue;
+            const uint row = base + 128 * n + 4 * lane;
+            uint here = 0;                           // above in the low half, equal in the high half: at most 128 each
+            for (uint i = 0; i < 4; i++) {
+                const uint key = key_of(bits[n], i);
+                here += key > kth ? 1u : key == kth ? 0x10000u : 0u;
             }
-            lane_above += uint(key > kth);
-            lane_equal += uint(key == kth);
+            const uint before = simd_prefix_exclusive_sum(here);
+            uint lane_above = above + (before & 0xffffu), lane_equal = equal + (before >> 16);
+            for (uint i = 0; i < 4; i++) {
+                const uint key = key_of(bits[n], i);
+                if (key > kth || (key == kth && lane_equal < wanted)) {
+                    own_indices[lane_above + metal::min(lane_equal, wanted)] = row + i;
+                }
+                lane_above += uint(key > kth);
+                lane_equal += uint(key == kth);
+            }
+            const uint total = simd_shuffle(before + here, 31);
+            above += total & 0xffffu;
+            equal += total >> 16;
         }
-        const uint total = simd_shuffle(before + here, 31);
-        above += total & 0xffffu;
-        equal += total >> 16;
     }
