@@ -85,12 +85,12 @@ def test_the_mutation_harness_reports_survivors_and_refuses_nonsense(emulated):
     def check():
         check_case(topk_rows, {"scores": scores, "k": 3}, on=[leg])
 
-    killed = Mutant("uint4 keys = {0, 0, 0, 0};", "uint4 keys = {~0u, 0, 0, 0};")
+    killed = Mutant("uint4 bits = {0x7fffffffu,", "uint4 bits = {0x7f000000u,")
     survivor = Mutant("if (bits == 0x80000000u)", "if (bits == 0x80000001u)")  # no zeros among these scores
     assert surviving_mutants(TOPK_ROWS, [killed, survivor], check) == [survivor]
     with pytest.raises(ValueError, match="expected once in the text, got 0 times"):
         surviving_mutants(TOPK_ROWS, [Mutant("not in the text", "")], check)
     with pytest.raises(ValueError, match="does not compile"):
-        surviving_mutants(TOPK_ROWS, [Mutant("uint4 keys = {0, 0, 0, 0};", "uint4 keys = {missing};")], check)
+        surviving_mutants(TOPK_ROWS, [Mutant("uint4 bits = {0x7fffffffu,", "uint4 bits = {missing,")], check)
     with pytest.raises(ValueError, match="listed as equivalent, but the check notices it"):
         surviving_mutants(TOPK_ROWS, [Mutant(killed.old, killed.new, equivalent="it is not")], check)
