@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any, Self
 
 from .policy import Policy
@@ -26,7 +27,7 @@ class BatchProtocol:
 
     def __init__(self) -> None:
         """Start as a cache that is not a batch of mlx-lm's making."""
-        self._width = 0  # tokens seen, padding included
+        self._width: int = 0  # tokens seen, padding included
         self._left: list[int] | None = None  # left padding of each sequence; None: not such a batch
         self._right: list[int] | None = None  # right padding of the prompt that is being processed
         self._due: list[int] | None = None  # its tokens that are still to come
@@ -43,7 +44,7 @@ class BatchProtocol:
             if cache.origin != first.origin:
                 raise ValueError("[mlx_kv] expected caches of one model, method and layer to merge, got different ones")
             cache.store.settle()
-        batch = cls._with(first.policy.fresh(), first.store.fresh(), first)
+        batch = first._around(first.policy.fresh(), first.store.fresh())
         for cache in caches:
             batch.policy.extend(cache.policy)
             batch.store.extend(cache.store if cache.store.lengths else cache.store.blank(1))
@@ -102,7 +103,7 @@ class BatchProtocol:
     def extract(self, index: int) -> Self:
         """Return a cache of its own for one sequence of the batch."""
         self.store.settle()
-        single = self._with(self.policy.select([index]), self.store.select([index]), self)
+        single = self._around(self.policy.select([index]), self.store.select([index]))
         single._width = self._width - (self._left[index] if self._left is not None else 0)
         return single
 
@@ -123,10 +124,12 @@ class BatchProtocol:
         left = self._left if self._left is not None else [0] * len(self.store.lengths)
         return [n + width - self._width for n in left]
 
-    @classmethod
-    def _with(cls, policy: Policy, store: Store, like: Self) -> Self:
-        """Return a cache around a policy and a store, for the same layer as `like`."""
-        raise NotImplementedError
+    def _around(self, policy: Policy, store: Store) -> Self:
+        """Return a cache for the same layer around another policy and store, with the layout of an empty one."""
+        twin = copy(self)
+        twin.policy, twin.store = policy, store
+        BatchProtocol.__init__(twin)
+        return twin
 
 
 def _integers(indices: Sequence[int] | mx.array) -> list[int]:

@@ -216,12 +216,6 @@ class CompressedKVCache(BatchProtocol, SeamCache):
             return None
         return attention.ragged_mask(held, self._spans, chunk, max(held))
 
-    @classmethod
-    def _with(cls, policy: Policy, store: Store, like: Self) -> Self:
-        cache = cls(policy, store, like.origin)
-        cache._numbers = like._numbers
-        return cache
-
 
 def _placeholder(like: mx.array, rows: int) -> mx.array:
     batch, heads, _, width = like.shape

@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
@@ -54,7 +54,7 @@ def save_prompt_cache(
     arrays: dict[str, mx.array] = {}
     layers: list[dict[str, Any]] = []
     for index, layer in enumerate(cache):
-        flat = tree_flatten(layer.state)
+        flat = cast("list[tuple[str, Any]]", tree_flatten(layer.state))
         arrays.update({f"{index}.{name}": value for name, value in flat if isinstance(value, mx.array)})
         plain = {name: value for name, value in flat if not isinstance(value, mx.array)}
         layers.append(

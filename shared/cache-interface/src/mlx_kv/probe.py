@@ -13,6 +13,8 @@ from .errors import UnsupportedModelError
 from .seam import SeamCache, connect
 from .store import Geometry
 
+NO_SEAM = "its attention does not go through mlx-lm's scaled_dot_product_attention"
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -35,34 +37,36 @@ class _Watch:
     masks: list[mx.array] = field(default_factory=list["mx.array"])  # plain causal masks that recording caches made
 
 
-class _Recorder(SeamCache, KVCache):
-    """A cache that behaves as mlx-lm's and notes how the model uses it."""
+class _Recorder(SeamCache):
+    """Mlx-lm's cache, with notes on how the model uses it."""
 
     def __init__(self, watch: _Watch) -> None:
-        super().__init__()
+        self.own: Any = KVCache()
         self.watch = watch
         self.pending: tuple[mx.array, mx.array] | None = None
         self.problem = ""
         self.shares = False
         self.shape: tuple[int, int, int, int] | None = None  # query heads, KV heads, key dim, value dim
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         if self.pending is not None:
-            self.problem = "its attention does not go through mlx-lm's scaled_dot_product_attention"
-        self.pending = keys, values  # of the same shapes; KVCache's own keys_and_values() is about to be called
-        self.pending = super().update_and_fetch(keys, values)
-        for array in self.pending:
+            self.problem = NO_SEAM
+        returned: tuple[mx.array, mx.array] = self.own.update_and_fetch(keys, values)
+        self.pending = returned
+        for array in returned:
             self.watch.returned.append(array)
             self.watch.owners[id(array)] = self
-        return self.pending
+        return returned
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        if self.pending is None:  # update_and_fetch asks as well
-            self.shares = True
-        return super().keys_and_values()
+        self.shares = True
+        return self.own.keys_and_values()
 
     def make_mask(self, *args: Any, **kwargs: Any) -> Any:
-        mask = super().make_mask(*args, **kwargs)
+        mask = self.own.make_mask(*args, **kwargs)
         if isinstance(mask, mx.array) and kwargs.get("window_size") is None:
             self.watch.masks.append(mask)
         return mask
@@ -136,7 +140,7 @@ def _judge(index: int, cache: Any) -> Layer:
     if not isinstance(cache, _Recorder):
         return Layer(None, f"it uses a {type(cache).__name__}, which stays as it is")
     if cache.pending is not None:
-        return Layer(None, "its attention does not go through mlx-lm's scaled_dot_product_attention")
+        return Layer(None, NO_SEAM)
     if cache.shares:
         return Layer(None, "it shares keys and values with another layer", shares=True)
     if cache.problem:

@@ -11,10 +11,10 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 import mlx.core as mx
-import mlx_lm.generate  # noqa: F401 (loaded, so that its names can be wrapped)
 from mlx_lm.models import base, cache
 
 
@@ -41,7 +41,7 @@ class SeamCache(ABC):
 
 def connect() -> None:
     """Wrap mlx-lm's functions wherever a loaded module has bound them, modules loaded since the last call included."""
-    generate = sys.modules["mlx_lm.generate"]
+    generate = import_module("mlx_lm.generate")  # the package's attribute of that name is a function
     _wrap(base, "scaled_dot_product_attention", _attention)
     _wrap(generate, "maybe_quantize_kv_cache", _refuse_kv_bits)
     # generate.py has its own binding of this one, and keeps it: speculative decoding trims within `rollback`, prefix
