@@ -22,26 +22,26 @@ _COMMON: dict[str, Any] = {
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 _CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {"head_dim": 32, "tie_word_embeddings": False},
-    "qwen2": {"hidden_size": 128, "tie_word_embeddings": False},  # head dim is hidden_size / heads: 32
-    "qwen3": {"head_dim": 32, "tie_word_embeddings": False},
-    "phi3": {"hidden_size": 128, "original_max_position_embeddings": 4096},
+    "llama": {"head_dim": 64, "tie_word_embeddings": False},
+    "qwen2": {"hidden_size": 256, "tie_word_embeddings": False},  # head dim is hidden_size / heads: 64
+    "qwen3": {"head_dim": 64, "tie_word_embeddings": False},
+    "phi3": {"hidden_size": 256, "original_max_position_embeddings": 4096},
     "gemma3_text": {
-        "head_dim": 32,
+        "head_dim": 64,
         "num_hidden_layers": 4,
         "sliding_window": 64,
         "sliding_window_pattern": 2,
-        "query_pre_attn_scalar": 32,
+        "query_pre_attn_scalar": 64,
     },
     "gpt_oss": {
-        "head_dim": 32,
+        "head_dim": 64,
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "sliding_window": 64,
         "layer_types": [_SLIDING, _FULL],
     },
     "qwen3_next": {
-        "head_dim": 32,
+        "head_dim": 64,
         "num_hidden_layers": 4,
         "full_attention_interval": 2,
         "linear_num_value_heads": 2,
@@ -72,8 +72,8 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     },
     "mamba2": {
         "num_heads": 4,
-        "head_dim": 32,
-        "intermediate_size": 128,  # num_heads * head_dim
+        "head_dim": 64,
+        "intermediate_size": 256,  # num_heads * head_dim
         "state_size": 32,
         "layer_norm_epsilon": 1e-5,
         "conv_kernel": 4,
@@ -84,16 +84,16 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "time_step_limit": (0.001, 10.0),
         "time_step_rank": "auto",
     },
-    "gemma2": {"head_dim": 32, "query_pre_attn_scalar": 32.0},
+    "gemma2": {"head_dim": 64, "query_pre_attn_scalar": 64.0},
     "stablelm": {
-        "hidden_size": 128,
+        "hidden_size": 256,
         "use_qkv_bias": True,
         "partial_rotary_factor": 0.5,
         "layer_norm_eps": 1e-5,
     },
-    "plamo": {"hidden_size": 128, "n_shared_head": 2},
+    "plamo": {"hidden_size": 256, "n_shared_head": 2},
     "gemma4_text": {
-        "head_dim": 32,
+        "head_dim": 64,
         "global_head_dim": 64,
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 0,
@@ -104,7 +104,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "use_double_wide_mlp": False,
     },
     "gemma3n": {
-        "head_dim": 32,
+        "head_dim": 64,
         "num_hidden_layers": 6,
         "num_kv_shared_layers": 2,
         "vocab_size_per_layer_input": 128,
