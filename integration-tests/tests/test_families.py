@@ -59,7 +59,8 @@ def test_kivi_compresses_every_full_attention_layer(family):
     assert compressed == full_attention_layers(model)
     for layer in memory_report(cache).layers:
         if layer.layer in compressed:
-            # 2 bits and a float32 scale and minimum per 32 numbers are 4 of 32 bits; residual and room for growth come on top.
+            # 2 bits and a float32 scale and minimum per 32 numbers are 4 of 32 bits; residual and room for growth come
+            # on top.
             assert layer.bytes_held < 0.35 * own[layer.layer].nbytes
         else:
             assert layer.reason

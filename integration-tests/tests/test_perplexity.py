@@ -7,8 +7,8 @@ from mlx_kv import make_prompt_cache
 from mlx_kv_cli.caches import quantized_factory
 from mlx_kv_cli.perplexity import perplexities
 
-# Largest ratio to the full cache's perplexity, group 32, residual 128. Some room above what was measured (4 bit 1.009): the text differs
-# between Python versions.
+# Largest ratio to the full cache's perplexity, group 32, residual 128. Some room above what was measured (4 bit 1.009):
+# the text differs between Python versions.
 LIMITS = {
     "kivi(bits=4, sinks=0)": 1.015,
     "kivi(bits=3, sinks=0)": 1.05,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import mlx.core as mx
 from mlx_kv.rows import RowBuffer, Span
@@ -64,7 +64,7 @@ class KiviStore(Store):
         """Quantise the rows that are due; with `defer`, not before the prompt has ended."""
         if self.defer and self._in_prompt:
             return
-        lowest = [n - self.rollback for n in self._most]
+        lowest = [n - self.config.rollback for n in self._most]
         self.keys.settle(self._rows, self._packed_keys(self._rows), self._packed_keys(lowest))
         self.values.settle(self._rows, self._packed_values(self._rows), self._packed_values(lowest))
 
@@ -87,26 +87,28 @@ class KiviStore(Store):
 
     def can_truncate(self, rows: int) -> bool:
         """Tell whether no sequence would go back further than `rollback` rows from the most it has had."""
-        return all(most - max(n - rows, 0) <= self.rollback for n, most in zip(self._rows, self._most, strict=True))
+        return all(
+            most - max(n - rows, 0) <= self.config.rollback for n, most in zip(self._rows, self._most, strict=True)
+        )
 
     def buffers(self) -> dict[str, RowBuffer]:
         """All buffers."""
         sides = (("keys", self.keys), ("values", self.values))
         return {f"{side}_{name}": buffer for side, rows in sides for name, buffer in rows.buffers().items()}
 
-    def fresh(self) -> KiviStore:
+    def fresh(self) -> Self:
         """Return an empty store of the same configuration."""
-        store = KiviStore(self.config)
+        store = type(self)(self.config)
         store.defer = self.defer
         return store
 
-    def blank(self, batch: int) -> KiviStore:
+    def blank(self, batch: int) -> Self:
         """Return a store of the same configuration with `batch` empty sequences."""
         store = super().blank(batch)
         store._rows, store._most = [0] * batch, [0] * batch
         return store
 
-    def select(self, sequences: Sequence[int]) -> KiviStore:
+    def select(self, sequences: Sequence[int]) -> Self:
         """Return a store that holds these sequences."""
         chosen = super().select(sequences)
         chosen._rows = [self._rows[b] for b in sequences]
@@ -114,7 +116,7 @@ class KiviStore(Store):
         chosen._in_prompt = self._in_prompt
         return chosen
 
-    def extend(self, other: KiviStore) -> None:
+    def extend(self, other: Self) -> None:
         """Append another store's sequences."""
         super().extend(other)
         self._rows, self._most = self._rows + other._rows, self._most + other._most
@@ -131,7 +133,7 @@ class KiviStore(Store):
 
     def _packed_keys(self, rows: Sequence[int]) -> list[int]:
         residual = self.config.residual
-        return [residual * (max(0, n - self.rollback) // residual) for n in rows]
+        return [residual * (max(0, n - self.config.rollback) // residual) for n in rows]
 
     def _packed_values(self, rows: Sequence[int]) -> list[int]:
-        return [max(0, n - self.rollback - self.config.residual) for n in rows]
+        return [max(0, n - self.config.rollback - self.config.residual) for n in rows]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
@@ -107,7 +107,7 @@ class CompressedKVCache(BatchProtocol, SeamCache):
             # A single token's turn is compressed at the next one, where nothing that is still reading the buffers is
             # written to.
             self.store.settle()
-            output = mx.depends(output, list(self.store.arrays().values()))
+            output = cast("mx.array", mx.depends(output, list(self.store.arrays().values())))
         return output
 
     # What mlx-lm asks.

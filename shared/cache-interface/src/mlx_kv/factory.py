@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlx_lm.models import cache as mlx_lm_cache
+from mlx_lm.models.cache import KVCache
 
 from .cache import CompressedKVCache
 from .errors import UnsupportedModelError
@@ -84,7 +84,7 @@ def install(model: Any, spec: str, skip_layers: Sequence[int] = ()) -> Callable[
         A function that undoes it.
     """
     plan = CachePlan(model, spec, skip_layers)
-    before = model.__dict__.get("make_cache")
+    before = vars(model).get("make_cache")
     object.__setattr__(model, "make_cache", plan)
 
     def undo() -> None:
@@ -97,10 +97,12 @@ def install(model: Any, spec: str, skip_layers: Sequence[int] = ()) -> Callable[
 
 def _own_caches(model: Any) -> Callable[[], list[Any]]:
     """Return what makes the model's own caches, also where `install` stands in front."""
-    installed = model.__dict__.get("make_cache")
+    installed = vars(model).get("make_cache")
     if isinstance(installed, CachePlan):
         return installed._own  # pyright: ignore[reportPrivateUsage]
-    return lambda: mlx_lm_cache.make_prompt_cache(model)
+    if hasattr(model, "make_cache"):
+        return model.make_cache  # bound now: once installed, the attribute is ours
+    return lambda: [KVCache() for _ in model.layers]
 
 
 def _positive(skip_layers: Sequence[int], count: int) -> set[int]:

@@ -6,7 +6,7 @@ import hashlib
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx import utils
 
 _SAMPLE = 16  # values of each parameter: two models that agree in all of them hold the same weights
 
@@ -17,7 +17,7 @@ def fingerprint(model: Any) -> str:
     Reads a handful of values per parameter, not the weights: cheap next to a forward pass.
     """
     digest = hashlib.sha256(repr(getattr(model, "args", type(model).__name__)).encode())
-    parameters = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
+    parameters = cast("list[tuple[str, mx.array]]", utils.tree_flatten(model.parameters()))
     samples: list[mx.array] = []
     for name, array in parameters:
         digest.update(f"{name} {array.shape} {array.dtype}".encode())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx import utils
 from mlx_lm.models import cache as mlx_lm_cache
 
 from . import plugins
@@ -54,7 +54,7 @@ def save_prompt_cache(
     arrays: dict[str, mx.array] = {}
     layers: list[dict[str, Any]] = []
     for index, layer in enumerate(cache):
-        flat = cast("list[tuple[str, Any]]", tree_flatten(layer.state))
+        flat = cast("list[tuple[str, Any]]", utils.tree_flatten(layer.state))
         arrays.update({f"{index}.{name}": value for name, value in flat if isinstance(value, mx.array)})
         plain = {name: value for name, value in flat if not isinstance(value, mx.array)}
         layers.append(
@@ -121,7 +121,7 @@ def load_prompt_cache(
 def _rebuild(index: int, layer: Mapping[str, Any], arrays: Mapping[str, mx.array]) -> Any:
     prefix = f"{index}."
     own = [(name.removeprefix(prefix), value) for name, value in arrays.items() if name.startswith(prefix)]
-    state: Any = tree_unflatten(own + list(layer["plain"].items()))
+    state: Any = utils.tree_unflatten(own + list(layer["plain"].items()))
     if layer["class"] == CompressedKVCache.__name__:
         return CompressedKVCache.from_state(state)
     cache = getattr(mlx_lm_cache, layer["class"]).from_state(state)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx import utils
 
 from .cache import CompressedKVCache
 
@@ -55,7 +55,7 @@ def _measure(index: int, cache: Any) -> LayerMemory:
         return LayerMemory(index, cache.method, held, cache.nbytes, cache.fp16_bytes)
     reason = getattr(cache, "uncompressed_reason", "it keeps mlx-lm's own cache")
     # Recurrent states and ring buffers would be no smaller in fp16 than what they hold at two bytes a number.
-    state = cast("list[tuple[str, Any]]", tree_flatten(cache.state))
+    state = cast("list[tuple[str, Any]]", utils.tree_flatten(cache.state))
     arrays = [value for _, value in state if isinstance(value, mx.array)]
     fp16 = sum(array.size * min(array.itemsize, 2) for array in arrays)
     return LayerMemory(index, None, int(cache.size()), sum(array.nbytes for array in arrays), fp16, reason)

@@ -157,9 +157,9 @@ class DenseStore(Store):
         """The two buffers."""
         return {"keys": self.keys, "values": self.values}
 
-    def fresh(self) -> DenseStore:
+    def fresh(self) -> Self:
         """Return an empty dense store."""
-        return DenseStore(self.keys.step)
+        return type(self)(self.keys.step)
 
 
 @dataclass(frozen=True)
