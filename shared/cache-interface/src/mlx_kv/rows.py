@@ -100,7 +100,7 @@ class RowBuffer:
         shift = 0 if self.data is None else self.data.shape[1]
         data = [array for array in (self.data, other.data) if array is not None]
         if data:
-            self.data = mx.concatenate(data, axis=1) if len(data) > 1 else data[0]
+            self.data = mx.concatenate(data, axis=1) if len(data) > 1 else data[0][:]
         self.begins = self.begins + [shift + i for i in other.begins]
         self.ends = self.ends + [shift + i for i in other.ends]
         self.limits = self.limits + [shift + i for i in other.limits]
@@ -112,7 +112,9 @@ class RowBuffer:
 
     def load(self, data: mx.array | None, places: dict[str, list[int]]) -> None:
         """Take over another buffer's `data` and `places`."""
-        self.data, self.begins, self.ends, self.limits = data, places["begins"], places["ends"], places["limits"]
+        # A handle of its own: assigning rows through a shared one would change the other buffer's array as well.
+        self.data = None if data is None else data[:]
+        self.begins, self.ends, self.limits = (list(places[name]) for name in ("begins", "ends", "limits"))
 
     def _reserve(self, counts: Sequence[int], like: mx.array) -> mx.array:
         """Return the array, with room for counts[b] more rows of each sequence; `like` tells heads, width and dtype."""
