@@ -8,6 +8,7 @@ imports mlx; nothing here does.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.metadata
 import os
 import sys
@@ -21,6 +22,7 @@ class BlasError(RuntimeError):
     """OpenBLAS is installed but could not be put in front of MLX's own BLAS."""
 
 
+@functools.cache
 def load_openblas() -> Path | None:
     """Make MLX's CPU backend use OpenBLAS, and return the library's path.
 

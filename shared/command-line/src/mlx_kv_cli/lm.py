@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import mlx.core as mx
-import mlx.nn as nn
+import mlx.nn as nn  # pyright: ignore[reportMissingTypeStubs]
 from mlx.utils import tree_flatten
 from mlx_lm import load, stream_generate
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
@@ -17,6 +17,7 @@ from mlx_lm.sample_utils import make_sampler
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+Model = nn.Module
 Cache = list[Any]  # one mlx-lm cache per layer
 CacheFactory = Callable[[], Cache]
 
@@ -63,19 +64,26 @@ class Piece:
     finish_reason: str | None
 
 
-def load_weights(path: str) -> tuple[nn.Module, Tokenizer]:
+def load_weights(path: str) -> tuple[Model, Tokenizer]:
     """Load a folder or hub id without evaluating the weights yet."""
-    model, tokenizer = cast("tuple[nn.Module, Any]", load(path, lazy=True)[:2])
+    model, tokenizer = cast("tuple[Model, Any]", load(path, lazy=True)[:2])
     return model, tokenizer
 
 
-def float_dtype(model: nn.Module) -> mx.Dtype:
+def float_dtype(model: Model) -> mx.Dtype:
     """The dtype of the first floating-point weight that is not packed."""
     weights = cast("list[tuple[str, mx.array]]", tree_flatten(model.parameters()))
     return next(weight.dtype for _, weight in weights if mx.issubdtype(weight.dtype, mx.floating))
 
 
-def full_cache(model: nn.Module) -> Cache:
+def materialise(model: Model, dtype: mx.Dtype | None) -> None:
+    """Bring the weights into memory, the floating-point ones converted when a dtype is given."""
+    if dtype is not None:
+        model.set_dtype(dtype)
+    mx.eval(model.parameters())
+
+
+def full_cache(model: Model) -> Cache:
     """Mlx-lm's own, uncompressed cache.
 
     Raises ValueError while the model's `make_cache` is replaced (mlx_kv.install).
@@ -87,7 +95,7 @@ def full_cache(model: nn.Module) -> Cache:
     return make_prompt_cache(model)
 
 
-def quantized_cache(model: nn.Module, bits: int, group_size: int) -> Cache:
+def quantized_cache(model: Model, bits: int, group_size: int) -> Cache:
     """Mlx-lm's own quantised cache, from the first token.
 
     Raises ValueError when a layer's cache cannot be quantised.
@@ -101,13 +109,19 @@ def quantized_cache(model: nn.Module, bits: int, group_size: int) -> Cache:
     return [QuantizedKVCache(group_size=group_size, bits=bits) for _ in layers]
 
 
-def logits(model: nn.Module, tokens: Int[mx.array, "1 tokens"], cache: Cache) -> Float[mx.array, "1 tokens vocabulary"]:
+def logits(model: Model, tokens: Int[mx.array, "1 tokens"], cache: Cache) -> Float[mx.array, "1 tokens vocabulary"]:
     """One forward pass through the cache."""
     return cast(mx.array, model(tokens, cache=cache))
 
 
+def feed(model: Model, tokens: Int[mx.array, "1 tokens"], cache: Cache) -> None:
+    """Fill the cache; the logits are never computed."""
+    model(tokens, cache=cache)
+    mx.eval([layer.state for layer in cache])
+
+
 def stream(
-    model: nn.Module,
+    model: Model,
     tokenizer: Tokenizer,
     prompt: Sequence[int],
     cache: Cache,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from mlx_kv_cli import lm
 from mlx_kv_cli.errors import UserError
@@ -25,7 +24,7 @@ class LoadedModel:
     """
 
     name: str
-    model: nn.Module
+    model: lm.Model
     tokenizer: lm.Tokenizer
     dtype: str
     notes: tuple[str, ...] = ()
@@ -47,12 +46,11 @@ def load_model(name: str, status: Callable[[str], None] = lambda _: None) -> Loa
         raise UserError(f"cannot load model {name}: {reason[0]}") from error
     notes: list[str] = []
     dtype = lm.float_dtype(model)
-    if mx.default_device().type == mx.DeviceType.cpu and dtype != mx.float32:
+    convert = mx.default_device().type == mx.DeviceType.cpu and dtype != mx.float32
+    if convert:
         notes.append(f"on the CPU the model runs in float32 ({_name(dtype)} is very slow there)")
-        model.set_dtype(mx.float32)
-        dtype = mx.float32
-    mx.eval(model.parameters())
-    return LoadedModel(name, model, tokenizer, _name(dtype), tuple(notes))
+    lm.materialise(model, mx.float32 if convert else None)
+    return LoadedModel(name, model, tokenizer, _name(mx.float32 if convert else dtype), tuple(notes))
 
 
 def _locate(name: str, status: Callable[[str], None]) -> str:

@@ -14,7 +14,6 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
-import mlx.nn as nn
 from mlx_kv import memory_report
 
 from mlx_kv_cli import lm
@@ -55,7 +54,7 @@ class PerplexityResult:
 
 
 def perplexity(
-    model: nn.Module, tokens: Sequence[int], cache_factory: lm.CacheFactory, prefill: int = 512, chunk: int = 32
+    model: lm.Model, tokens: Sequence[int], cache_factory: lm.CacheFactory, prefill: int = 512, chunk: int = 32
 ) -> PerplexityResult:
     """Perplexity of `tokens[prefill:]` through the cache that `cache_factory` makes.
 
@@ -66,7 +65,7 @@ def perplexity(
 
 
 def perplexities(
-    model: nn.Module,
+    model: lm.Model,
     tokens: Sequence[int],
     factories: Mapping[str, lm.CacheFactory],
     prefill: int = 512,
@@ -87,11 +86,10 @@ def perplexities(
         targets = ids[start + 1 : end + 1] if end >= prefill else None
         reference: mx.array | None = None
         for run in runs.values():
-            logits = lm.logits(model, ids[None, start:end], run.cache)[0]
-            if targets is None:  # a prompt piece: only the cache matters, its logits are never computed
-                mx.eval([layer.state for layer in run.cache])
+            if targets is None:  # a piece of the prompt
+                lm.feed(model, ids[None, start:end], run.cache)
                 continue
-            log_p = _log_softmax(logits)
+            log_p = _log_softmax(lm.logits(model, ids[None, start:end], run.cache)[0])
             reference = log_p if reference is None else reference  # the full cache comes first
             run.score(log_p, reference, targets)
         mx.clear_cache()

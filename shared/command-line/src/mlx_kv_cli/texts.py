@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import cast
 
 from mlx_kv_cli.errors import UserError
 
-TOPICS = cast("dict[str, str]", topics)
+TOPICS: dict[str, str] = topics
 
 
 def read_text(source: str) -> str:

@@ -1,0 +1,132 @@
+"""Passkey retrieval: a number hidden at some depth of a long text, asked for at the end.
+
+After arXiv 2305.16300, section 4.2. The prompt is plain text, for instruction-tuned models too, and ends where the key
+must follow: success is an exact match. Perplexity can stay good while this fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from random import Random
+from typing import Literal, get_args
+
+from mlx_kv_cli import lm
+from mlx_kv_cli.texts import documentation
+
+Filler = Literal["repeated", "documentation"]
+FILLERS: tuple[Filler, ...] = get_args(Filler)
+
+TASK = "There is an important pass key hidden inside a lot of irrelevant text. Find it and memorize it.\n\n"
+NEEDLE = "\nThe pass key is {key}. Remember it. The pass key is {key}.\n"
+QUESTION = "\n\nWhat is the pass key? The pass key is"
+REPEATED = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+
+
+@dataclass(frozen=True)
+class PasskeyCell:
+    """Successes among `trials` at one length (prompt tokens) and depth (0 start, 1 end)."""
+
+    length: int
+    depth: float
+    successes: int
+    trials: int
+
+
+@dataclass(frozen=True)
+class PasskeyResult:
+    """One cache on one filler: a cell for every length and depth."""
+
+    filler: Filler
+    cells: tuple[PasskeyCell, ...]
+
+    @property
+    def successes(self) -> int:
+        """Over all cells."""
+        return sum(cell.successes for cell in self.cells)
+
+    @property
+    def trials(self) -> int:
+        """Over all cells."""
+        return sum(cell.trials for cell in self.cells)
+
+
+def passkey(
+    model: lm.Model,
+    tokenizer: lm.Tokenizer,
+    cache_factory: lm.CacheFactory,
+    *,
+    filler: Filler = "repeated",
+    lengths: Sequence[int] = (1440,),
+    depths: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9),
+    seeds: Iterable[int] = range(4),
+    prefill_step_size: int = 2048,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> PasskeyResult:
+    """Hide and ask for a five-digit key, once per length, depth and seed, each time through a fresh cache.
+
+    The key, and where in the documentation the filler begins, follow from length, depth and seed: every cache gets the
+    same prompts. Raises ValueError for an unknown filler, a depth outside 0 to 1, or a length with no room for filler.
+    """
+    seeds = tuple(seeds)
+    cells: list[PasskeyCell] = []
+    total = len(lengths) * len(depths) * len(seeds)
+    for length, depth in product(lengths, depths):
+        successes = 0
+        for done, seed in enumerate(seeds, start=len(cells) * len(seeds) + 1):
+            prompt, key = make_prompt(tokenizer, length, depth, seed, filler)
+            successes += _recalls(model, tokenizer, prompt, key, cache_factory(), prefill_step_size)
+            on_progress(done, total)
+        cells.append(PasskeyCell(length, depth, successes, len(seeds)))
+    return PasskeyResult(filler, tuple(cells))
+
+
+def make_prompt(tokenizer: lm.Tokenizer, length: int, depth: float, seed: int, filler: Filler) -> tuple[list[int], str]:
+    """A prompt of exactly `length` tokens, and the key hidden in it after the share `depth` of the filler."""
+    if filler not in FILLERS:
+        raise ValueError(f"[passkey] expected a filler of {', '.join(FILLERS)}, got {filler!r}")
+    if not 0 <= depth <= 1:
+        raise ValueError(f"[passkey] expected a depth between 0 and 1, got {depth}")
+    random = Random(f"{length} {depth} {seed}")
+    key = str(random.randint(10000, 99999))
+    before, after = tokenizer.encode(TASK), _encode(tokenizer, QUESTION)
+    needle = _encode(tokenizer, NEEDLE.format(key=key))
+    room = length - len(before) - len(needle) - len(after)
+    if room < 1:
+        raise ValueError(f"[passkey] expected a length of at least {length - room + 1} tokens, got {length}")
+    text = _filler(tokenizer, room, random, filler)
+    split = round(depth * room)
+    return [*before, *text[:split], *needle, *text[split:], *after], key
+
+
+def _filler(tokenizer: lm.Tokenizer, room: int, random: Random, filler: Filler) -> list[int]:
+    """Exactly `room` tokens of filler; the documentation starts anywhere and goes round at its end."""
+    tokens = _encode_once(tokenizer, REPEATED if filler == "repeated" else documentation())
+    start = 0 if filler == "repeated" else random.randrange(len(tokens))
+    repeats = (start + room) // len(tokens) + 1
+    return (tokens * repeats)[start : start + room]
+
+
+def _recalls(
+    model: lm.Model, tokenizer: lm.Tokenizer, prompt: list[int], key: str, cache: lm.Cache, prefill_step_size: int
+) -> bool:
+    budget = len(_encode(tokenizer, f" {key}")) + 1
+    pieces = lm.stream(
+        model,
+        tokenizer,
+        prompt,
+        cache,
+        max_tokens=budget,
+        sampling=lm.Sampling(),
+        prefill_step_size=prefill_step_size,
+    )
+    return "".join(piece.text for piece in pieces).strip().startswith(key)
+
+
+def _encode(tokenizer: lm.Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+_encode_once = lru_cache(maxsize=4)(_encode)  # the documentation takes a second to encode
