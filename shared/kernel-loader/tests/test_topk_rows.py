@@ -87,10 +87,11 @@ def test_refuses(scores, k, lengths, message):
 
 
 MUTANTS = [
-    Mutant("if ((bits & 0x7fffffffu) > 0x7f800000u) return 0;", "if ((bits & 0x7fffffffu) > 0x7f800000u) return ~0u;"),
-    Mutant("> 0x7f800000u) return 0;", ">= 0x7f800000u) return 0;"),
-    Mutant("if (bits == 0x80000000u) return 0x80000000u;", ""),
-    Mutant("bits & 0x80000000u ? ~bits", "bits & 0x80000000u ? bits"),
+    Mutant("nan ? 0 : key", "nan ? ~0u : key"),
+    Mutant("> 0x7f800000u;", ">= 0x7f800000u;"),
+    Mutant("key + uint(key == 0x7fffffffu)", "key"),
+    Mutant("(uint(int(bits) >> 31) | 0x80000000u)", "0x80000000u"),
+    Mutant("(uint(int(bits) >> 31) | 0x80000000u)", "uint(int(bits) >> 31)"),
     Mutant("if (row < length) bits.x", "if (row <= length) bits.x"),
     Mutant("if (row + 3 < length) bits.w", "if (row + 2 < length) bits.w"),
     Mutant("aligned && row + 4 <= length", "aligned && row < length"),
@@ -108,8 +109,12 @@ MUTANTS = [
         "        threadgroup_barrier(mem_flags::mem_threadgroup);\n",
         "            atomic_store_explicit(&histogram[bin], 0u, memory_order_relaxed);\n        }\n",
     ),
-    Mutant("const bool counts = ((key ^ kth) & known) == 0;", "const bool counts = true;"),
-    Mutant("&histogram[digit], 32u,", "&histogram[digit], 31u,"),
+    Mutant("if (((keys[i] ^ kth) & known) == 0) {", "{"),
+    Mutant("other |= ((keys[i] ^ kth) & known) |", "other |="),
+    Mutant("| (((keys[i] >> shift) & digits) ^ first);", ";"),
+    Mutant("other |= ((keys[i]", "other = ((keys[i]"),
+    Mutant("&histogram[first], 128u,", "&histogram[first], 127u,"),
+    Mutant("if (simd_all(other == 0)) {", "if (simd_any(other == 0)) {"),
     Mutant("if (lane == 31) partial[simdgroup] = above + own_count;", "if (lane == 31) partial[simdgroup] = above;"),
     Mutant(
         "partial[simdgroup] = above + own_count;\n        threadgroup_barrier(mem_flags::mem_threadgroup);\n",
@@ -128,7 +133,7 @@ MUTANTS = [
         "        partial_equal[simdgroup] = equal;\n    }\n    threadgroup_barrier(mem_flags::mem_threadgroup);\n",
         "        partial_equal[simdgroup] = equal;\n    }\n",
     ),
-    Mutant("key == kth && lane_equal < wanted", "key == kth && lane_equal <= wanted"),
+    Mutant("keys[i] == kth && lane_equal < wanted", "keys[i] == kth && lane_equal <= wanted"),
     Mutant("metal::min(lane_equal, wanted)", "lane_equal"),
     Mutant("lane_equal = equal + (before >> 16)", "lane_equal = equal"),
     Mutant("above += total & 0xffffu;", ""),
@@ -148,6 +153,10 @@ def test_every_mutant_is_noticed(emulated):
     special = np.where(rng.random((2, 1, 130)) < 0.5, rng.choice([inf, -inf, nan, 0.0, -0.0], (2, 1, 130)), -1.5)
     low_bits = (rng.integers(0x3F800000, 0x3F800000 + 2**12, (1, 1, 300), dtype=np.uint32)).view(np.float32)
     two_steps = np.round(rng.standard_normal((1, 1, 1900)), 1)  # a simdgroup's share is more than 128 rows
+    # what must not pass for 128 equal keys: one digit shared by keys of another prefix; every fourth key equal
+    other_prefix = np.r_[np.full(128, 0x3F001400), 0x3F800000 + 1024 * (np.arange(128) % 5)].astype(np.uint32)
+    fourths = np.where(np.arange(256) % 4 == 3, 1.0, rng.standard_normal(256))
+    fourths[::128] = 1.0
     wide = np.repeat(rng.standard_normal((1, 1, 500)), 5, axis=-1)  # the variant of 1024 threads
     long = np.round(rng.standard_normal((1, 1, 20001)), 1)  # more than AHEAD loads a thread, in every loop
     drawn = [
@@ -157,6 +166,8 @@ def test_every_mutant_is_noticed(emulated):
         {"scores": special, "k": 100, "lengths": [129, 130]},
         {"scores": low_bits, "k": 77},
         {"scores": np.repeat([[[1.0, 5.0, 3.0]]], 256, axis=-1), "k": 300},
+        {"scores": other_prefix.view(np.float32)[None, None], "k": 20},
+        {"scores": fourths[None, None], "k": 90},
         {"scores": two_steps, "k": 800},
         {"scores": wide, "k": 1234},
         {"scores": long, "k": 9000},

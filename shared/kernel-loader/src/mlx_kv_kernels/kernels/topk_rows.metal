@@ -5,9 +5,15 @@
 
 // Ascending in the score; -0 equals +0, and NaN has the lowest key of all, below -infinity.
 METAL_FUNC uint order_key(uint bits) {
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0;
-    if (bits == 0x80000000u) return 0x80000000u;
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    const uint key = bits ^ (uint(int(bits) >> 31) | 0x80000000u);   // negative: all bits flipped, else the sign
+    const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return nan ? 0 : key + uint(key == 0x7fffffffu);                 // of all scores only -0 becomes 0x7fffffff
+}
+METAL_FUNC void order_keys(uint4 bits, thread uint* keys) {
+    keys[0] = order_key(bits.x);
+    keys[1] = order_key(bits.y);
+    keys[2] = order_key(bits.z);
+    keys[3] = order_key(bits.w);
 }
 
 // The scores of four neighbouring rows. Rows from `length` on are NaN; being last, they lose even to a NaN before them.
@@ -19,9 +25,6 @@ METAL_FUNC uint4 load_scores(const device float* scores, uint row, uint length, 
     if (row + 2 < length) bits.z = as_type<uint>(scores[row + 2]);
     if (row + 3 < length) bits.w = as_type<uint>(scores[row + 3]);
     return bits;
-}
-METAL_FUNC uint key_of(uint4 bits, uint i) {
-    return order_key(i == 0 ? bits.x : i == 1 ? bits.y : i == 2 ? bits.z : bits.w);
 }
 // --- body ---
     constexpr uint SIMDGROUPS = THREADS / 32;
@@ -41,6 +44,7 @@ METAL_FUNC uint key_of(uint4 bits, uint i) {
     const device float* own_scores = scores + ulong(head) * rows;
     const bool aligned = reinterpret_cast<ulong>(own_scores) % 16 == 0;
     uint4 bits[AHEAD];
+    uint keys[4];
 
     uint kth = 0, known = 0, wanted = k;             // bits of the k-th key, which are known, rows wanted among equal bits
     for (uint pass = 0; pass < 3; pass++) {
@@ -56,15 +60,20 @@ METAL_FUNC uint key_of(uint4 bits, uint i) {
             }
             for (uint n = 0; n < AHEAD; n++) {
                 if (base + 4 * n * THREADS >= rows) continue;
+                order_keys(bits[n], keys);
+                const uint first = (simd_broadcast_first(keys[0]) >> shift) & digits;
+                uint other = 0;                      // bits in which a key differs from one that counts in bin `first`
                 for (uint i = 0; i < 4; i++) {
-                    const uint key = key_of(bits[n], i);
-                    const bool counts = ((key ^ kth) & known) == 0;
-                    const uint digit = (key >> shift) & digits;
-                    // equal scores are common (padding, masks): one addition then stands for the simdgroup's 32
-                    const uint first = simd_broadcast_first(digit);
-                    if (simd_all(counts && digit == first)) {
-                        if (lane == 0) atomic_fetch_add_explicit(&histogram[digit], 32u, memory_order_relaxed);
-                    } else if (counts) {
+                    other |= ((keys[i] ^ kth) & known) | (((keys[i] >> shift) & digits) ^ first);
+                }
+                // equal scores are common (padding, masks): one addition then stands for the simdgroup's 128
+                if (simd_all(other == 0)) {
+                    if (lane == 0) atomic_fetch_add_explicit(&histogram[first], 128u, memory_order_relaxed);
+                    continue;
+                }
+                for (uint i = 0; i < 4; i++) {
+                    if (((keys[i] ^ kth) & known) == 0) {
+                        const uint digit = (keys[i] >> shift) & digits;
                         atomic_fetch_add_explicit(&histogram[digit], 1u, memory_order_relaxed);
                     }
                 }
@@ -105,9 +114,10 @@ METAL_FUNC uint key_of(uint4 bits, uint i) {
         }
         for (uint n = 0; n < AHEAD; n++) {
             if (base + 128 * n >= end) continue;
+            order_keys(bits[n], keys);
             for (uint i = 0; i < 4; i++) {
-                above += uint(key_of(bits[n], i) > kth);
-                equal += uint(key_of(bits[n], i) == kth);
+                above += uint(keys[i] > kth);
+                equal += uint(keys[i] == kth);
             }
         }
     }
@@ -133,19 +143,16 @@ METAL_FUNC uint key_of(uint4 bits, uint i) {
             if (base + 128 * n >= end) continue;
             const uint row = base + 128 * n + 4 * lane;
             uint here = 0;                           // above in the low half, equal in the high half: at most 128 each
-            for (uint i = 0; i < 4; i++) {
-                const uint key = key_of(bits[n], i);
-                here += key > kth ? 1u : key == kth ? 0x10000u : 0u;
-            }
+            order_keys(bits[n], keys);
+            for (uint i = 0; i < 4; i++) here += keys[i] > kth ? 1u : keys[i] == kth ? 0x10000u : 0u;
             const uint before = simd_prefix_exclusive_sum(here);
             uint lane_above = above + (before & 0xffffu), lane_equal = equal + (before >> 16);
             for (uint i = 0; i < 4; i++) {
-                const uint key = key_of(bits[n], i);
-                if (key > kth || (key == kth && lane_equal < wanted)) {
+                if (keys[i] > kth || (keys[i] == kth && lane_equal < wanted)) {
                     own_indices[lane_above + metal::min(lane_equal, wanted)] = row + i;
                 }
-                lane_above += uint(key > kth);
-                lane_equal += uint(key == kth);
+                lane_above += uint(keys[i] > kth);
+                lane_equal += uint(keys[i] == kth);
             }
             const uint total = simd_shuffle(before + here, 31);
             above += total & 0xffffu;
