@@ -20,6 +20,7 @@ from . import plugins
 from .cache import CompressedKVCache
 from .errors import CacheFileError
 from .identity import fingerprint
+from .seam import connect
 from .spec import Spec
 
 FORMAT = "1"
@@ -112,6 +113,7 @@ def load_prompt_cache(
         raise CacheFileError(f"[load_prompt_cache] expected a file of {present}, got one of {versions} in {file_name}")
     if description["model"] != fingerprint(model):
         raise CacheFileError(f"[load_prompt_cache] {file_name} was saved for another model")
+    connect()  # in a fresh process nothing else has
     arrays: dict[str, mx.array] = mx.load(str(file_name))  # type: ignore[assignment]
     mx.eval(arrays)  # mx.load is lazy: nothing may depend on the file once this returns
     layers = [_rebuild(index, layer, arrays) for index, layer in enumerate(json.loads(description["layers"]))]
