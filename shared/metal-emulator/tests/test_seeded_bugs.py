@@ -37,11 +37,7 @@ class Bug:
 
 
 BUGS = {
-    "read past the end": Bug(
-        "bounds",
-        {1},
-        "o[i] = x[i+1];",
-    ),
+    "read past the end": Bug("bounds", {1}, "o[i] = x[i+1];"),
     "write past the end": Bug(
         "bounds",
         {2},
@@ -50,11 +46,7 @@ BUGS = {
         o[i+1] = v;
         """,
     ),
-    "write far away": Bug(
-        "bounds",
-        {1},
-        "o[i*100000000] = x[i];",
-    ),
+    "write far away": Bug("bounds", {1}, "o[i*100000000] = x[i];"),
     "write to an input": Bug(
         "read-only",
         {1},
@@ -133,11 +125,7 @@ BUGS = {
         o[i] = b[i];
         """,
     ),
-    "output read before it is written": Bug(
-        "uninitialised",
-        {1},
-        "o[i] += x[i];",
-    ),
+    "output read before it is written": Bug("uninitialised", {1}, "o[i] += x[i];"),
     "barrier in a branch": Bug(
         "divergence",
         {2},
@@ -220,11 +208,7 @@ BUGS = {
         o[i] = float(uint8_t(v));
         """,
     ),
-    "part of the output": Bug(
-        "unwritten",
-        {None},
-        "if (i < 10) o[i] = 1;",
-    ),
+    "part of the output": Bug("unwritten", {None}, "if (i < 10) o[i] = 1;"),
     "misaligned vector": Bug(
         "misaligned",
         {1},
@@ -252,9 +236,7 @@ BUGS = {
         """,
     ),
     "wide load past the end": Bug(
-        "bounds",
-        {1},
-        "ulong4 v = *(const device ulong4*)(x + (i / 8) * 8 + 8); o[i] = v.x;",
+        "bounds", {1}, "ulong4 v = *(const device ulong4*)(x + (i / 8) * 8 + 8); o[i] = v.x;"
     ),
 }
 

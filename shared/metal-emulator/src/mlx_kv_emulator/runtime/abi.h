@@ -11,7 +11,8 @@ struct msl_site {
 // Where one thread stands, for the attributes of a kernel's parameters.
 struct msl_thread {
   unsigned position_in_grid[3], position_in_threadgroup[3], threadgroup_position[3];
-  unsigned threads_per_grid[3], threads_per_threadgroup[3], dispatch_threads_per_threadgroup[3], threadgroups_per_grid[3];
+  unsigned threads_per_grid[3], threads_per_threadgroup[3], dispatch_threads_per_threadgroup[3],
+      threadgroups_per_grid[3];
   unsigned index_in_threadgroup, lane, simdgroup;
   unsigned simdgroups, dispatch_simdgroups, quadgroups, dispatch_quadgroups;
 };
@@ -65,9 +66,9 @@ struct msl_launch {
   void (*entry)(void** arguments, const msl_thread* thread);
   void** arguments;
   unsigned grid[3], threadgroup[3];
-  int reverse;            // run threads and threadgroups in descending order
-  int checked;            // the kernel is instrumented
-  unsigned allowed;       // bit mask of finding kinds that are not reported
+  int reverse;                                // run threads and threadgroups in descending order
+  int checked;                                // the kernel is instrumented
+  unsigned allowed;                           // bit mask of finding kinds that are not reported
   char *threadgroup_begin, *threadgroup_end;  // threadgroup memory, padding included
   char *image_begin, *image_end;              // the kernel's own library: its constants
   char *arena_begin, *arena_end;              // buffers and the guard zones around them

@@ -14,8 +14,9 @@
 
 // Callee-saved registers go on the fiber's own stack; a function call has already saved the others.
 #if defined(__x86_64__)
-constexpr int RETURN_WORD = 6;   // `ret` takes the entry point from here
-constexpr int FRAME_WORDS = 8;   // with the null return address of the entry point: rsp % 16 == 8 on entry, as after a call
+constexpr int RETURN_WORD = 6;  // `ret` takes the entry point from here
+constexpr int FRAME_WORDS =
+    8;  // with the null return address of the entry point: rsp % 16 == 8 on entry, as after a call
 asm(BEGIN
     "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
     "movq %rsp, (%rdi)\n"

@@ -22,7 +22,8 @@ namespace findings {
 
 void begin(msl_launch* launch);
 
-// A new record about the running thread at `site`; null when this kind is allowed or was reported for this place before.
+// A new record about the running thread at `site`; null when this kind is allowed or was reported for this place
+// before.
 msl_finding* report(Kind kind, const char* action, const msl_site& site);
 
 // The second thread of a finding.

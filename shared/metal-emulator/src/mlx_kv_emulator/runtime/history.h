@@ -23,36 +23,56 @@ inline bool unordered(const Access& earlier, const Access& now) {
   return earlier.simdgroup_barrier == now.simdgroup_barrier;
 }
 
-// The last write, and of the reads since then the last one and the last by another lane of its simdgroup, by another
-// simdgroup, and by another threadgroup. If any read since the last write races with a new write, one of these does.
-struct History {
-  Access write, read, read_by_lane, read_by_simdgroup, read_by_threadgroup;
+// Accesses that do not race among themselves: the last one, and the last by another lane of its simdgroup, by another
+// simdgroup, and by another threadgroup. If any of all races with a new access, one of these does.
+struct Peers {
+  Access last, by_lane, by_simdgroup, by_threadgroup;
 
-  const Access* race_with_read(const Access& now) const { return unordered(write, now) ? &write : nullptr; }
-
-  const Access* race_with_write(const Access& now) const {
-    const Access* candidates[] = {&write, &read, &read_by_lane, &read_by_simdgroup, &read_by_threadgroup};
-    for (const Access* a : candidates) {
+  const Access* race_with(const Access& now) const {
+    const Access* kept[] = {&last, &by_lane, &by_simdgroup, &by_threadgroup};
+    for (const Access* a : kept) {
       if (unordered(*a, now)) return a;
     }
     return nullptr;
   }
 
-  void add_read(const Access& now) {
-    if (!read.none() && read.threadgroup_plus_1 != now.threadgroup_plus_1) {
-      read_by_threadgroup = read;
-      read_by_lane = read_by_simdgroup = Access{};
-    } else if (!read.none() && read.simdgroup() != now.simdgroup()) {
-      read_by_simdgroup = read;
-      read_by_lane = Access{};
-    } else if (!read.none() && read.thread != now.thread) {
-      read_by_lane = read;
+  void add(const Access& now) {
+    if (!last.none() && last.threadgroup_plus_1 != now.threadgroup_plus_1) {
+      by_threadgroup = last;
+      by_lane = by_simdgroup = Access{};
+    } else if (!last.none() && last.simdgroup() != now.simdgroup()) {
+      by_simdgroup = last;
+      by_lane = Access{};
+    } else if (!last.none() && last.thread != now.thread) {
+      by_lane = last;
     }
-    read = now;
+    last = now;
+  }
+};
+
+// The last plain write, and what came since: reads, and atomic writes.
+struct History {
+  Access write;
+  Peers reads, atomic_writes;
+
+  const Access* race_with_read(const Access& now) const {
+    if (unordered(write, now)) return &write;
+    return atomic_writes.race_with(now);
   }
 
+  const Access* race_with_write(const Access& now) const {
+    if (unordered(write, now)) return &write;
+    const Access* read = reads.race_with(now);
+    return read ? read : atomic_writes.race_with(now);
+  }
+
+  void add_read(const Access& now) { reads.add(now); }
+
   void add_write(const Access& now) {
+    if (now.atomic) return atomic_writes.add(now);
     *this = History{};
     write = now;
   }
+
+  bool is_read(const Access* access) const { return access >= &reads.last && access <= &reads.by_threadgroup; }
 };

@@ -1,50 +1,11 @@
 #include "memory.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "fiber.h"
-#include "findings.h"
-#include "history.h"
+#include "region.h"
 
 namespace memory {
-
-enum Touched : uint8_t { TOUCHED_BY_READ = 1, TOUCHED_BY_WRITE = 2, INITIALISED = 4 };
-
-struct Region {
-  size_t size;
-  uint8_t* touched;    // one mask of Touched per byte
-  History* histories;  // one per granule, null for read-only buffers
-  size_t granule;      // bytes; halved when an access needs it
-
-  bool allocate(size_t bytes, bool with_histories) {
-    size = bytes;
-    granule = 4;
-    touched = (uint8_t*)calloc(size + 1, 1);
-    histories = with_histories ? (History*)calloc(size / granule + 1, sizeof(History)) : nullptr;
-    return touched && (histories || !with_histories);
-  }
-
-  void clear() {
-    memset(touched, 0, size);
-    memset(histories, 0, (size / granule + 1) * sizeof(History));
-  }
-
-  void halve_granule() {
-    const size_t count = size / granule + 1;
-    History* finer = (History*)calloc(2 * count + 1, sizeof(History));
-    if (!finer) abandon_launch();
-    for (size_t i = 0; i < count; i++) finer[2 * i] = finer[2 * i + 1] = histories[i];
-    free(histories);
-    histories = finer;
-    granule /= 2;
-  }
-
-  void release() {
-    free(touched);
-    free(histories);
-  }
-};
 
 static msl_launch* launch;
 static Region* buffers;
@@ -93,7 +54,8 @@ struct Place {
   size_t size;
 };
 
-static msl_finding* report(Kind kind, const Place& place, char* address, size_t size, const char* action, uint32_t site) {
+static msl_finding* report(Kind kind, const Place& place, char* address, size_t size, const char* action,
+                           uint32_t site) {
   msl_finding* f = findings::report(kind, action, launch->sites[site]);
   if (!f) return nullptr;
   f->space = place.space;
@@ -138,7 +100,8 @@ static Access running_access(Space space, int action, uint32_t site) {
 }
 
 // `offset` is the place's offset in its region: a threadgroup variable is a part of one region.
-static void check_bytes(Region& region, size_t offset, const Place& place, char* address, size_t size, int action, uint32_t site) {
+static void check_bytes(Region& region, size_t offset, const Place& place, char* address, size_t size, int action,
+                        uint32_t site) {
   const size_t begin = offset + (size_t)(address - place.begin);
   for (size_t i = 0; i < size; i++) {
     uint8_t& touched = region.touched[begin + i];
@@ -159,7 +122,7 @@ static void check_bytes(Region& region, size_t offset, const Place& place, char*
     const Access* earlier = action & WRITE ? history.race_with_write(now) : history.race_with_read(now);
     if (earlier) {
       if (msl_finding* f = report(RACE, place, address + i, size, name_of(action), site)) {
-        const int what = (earlier == &history.write ? WRITE : READ) | (earlier->atomic ? ATOMIC : 0);
+        const int what = (history.is_read(earlier) ? READ : WRITE) | (earlier->atomic ? ATOMIC : 0);
         findings::other(f, earlier->threadgroup(), earlier->thread, name_of(what), launch->sites[earlier->site]);
       }
     }
@@ -203,11 +166,14 @@ static void access_threadgroup(char* address, size_t size, int action, uint32_t 
   out_of_bounds(nearest, address, size, action, site);
 }
 
-static bool within(const char* address, const void* begin, const void* end) { return address >= (const char*)begin && address < (const char*)end; }
+static bool within(const char* address, const void* begin, const void* end) {
+  return address >= (const char*)begin && address < (const char*)end;
+}
 
 void access(char* address, size_t size, int action, uint32_t site) {
   if (!current || !size || fiber::on_stack(address)) return;
-  if (within(address, launch->threadgroup_begin, launch->threadgroup_end)) return access_threadgroup(address, size, action, site);
+  if (within(address, launch->threadgroup_begin, launch->threadgroup_end))
+    return access_threadgroup(address, size, action, site);
   if (within(address, launch->arena_begin, launch->arena_end)) return access_buffer(address, size, action, site);
   if (within(address, launch->image_begin, launch->image_end)) return;
   if (within(address, simdgroups, simdgroups + MAX_THREADS / WIDTH)) return;  // values exchanged by SIMD operations

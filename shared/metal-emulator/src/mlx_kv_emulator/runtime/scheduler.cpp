@@ -2,8 +2,10 @@
 
 #include <string.h>
 
+#include "divergence.h"
 #include "fiber.h"
 #include "findings.h"
+#include "placement.h"
 
 Thread threads[MAX_THREADS];
 Simdgroup simdgroups[MAX_THREADS / WIDTH];
@@ -36,7 +38,7 @@ static void resume(Thread* next) {
   msl_switch(&previous->stack_pointer, next->stack_pointer);
 }
 
-static bool same_operation(const Thread& a, const Thread& b) {
+bool same_operation(const Thread& a, const Thread& b) {
   return a.operation == b.operation && a.site.line == b.site.line && a.site.file == b.site.file;
 }
 
@@ -71,8 +73,6 @@ static bool release_simd_if_complete(int simdgroup) {
   return true;
 }
 
-static const char* waiting_at(const Thread& t) { return t.operation ? t.operation : "nothing"; }
-
 // No lane can run. In structured code the lanes at the lowest line are the ones that a GPU would run now.
 static void release_diverged_simd(int simdgroup) {
   Simdgroup& s = simdgroups[simdgroup];
@@ -82,42 +82,14 @@ static void release_diverged_simd(int simdgroup) {
     if (!lowest || t.site.line < lowest->site.line) lowest = &t;
   });
   const unsigned active = lanes_at_same_operation(simdgroup, *lowest), rest = s.live & ~active;
-  if (msl_finding* f = findings::report(DIVERGENCE, lowest->operation, lowest->site)) {
-    f->party[0].thread = lowest->index;
-    f->lanes[0] = active;
-    f->lanes[1] = rest;
-    const Thread& o = thread_at(simdgroup, first_lane(rest));
-    findings::other(f, group.number, o.index, waiting_at(o), o.site);
-  }
+  divergence::report_simd(*lowest, thread_at(simdgroup, first_lane(rest)), active, rest);
   release_simd(simdgroup, active);
 }
 
 // ---- barriers
 
-static void check_barrier() {
-  const Thread* first = nullptr;
-  for (int i = 0; i < group.threads; i++) {
-    const Thread& t = threads[i];
-    if (t.state != State::at_barrier) continue;
-    if (!first) {
-      first = &t;
-    } else if (!same_operation(*first, t)) {
-      if (msl_finding* f = findings::report(DIVERGENCE, first->operation, first->site)) {
-        f->party[0].thread = first->index;
-        findings::other(f, group.number, t.index, t.operation, t.site);
-      }
-      return;
-    }
-  }
-  if (group.live == group.threads) return;
-  if (msl_finding* f = findings::report(DIVERGENCE, first->operation, first->site)) {
-    f->party[0].thread = first->index;
-    f->count = (unsigned)group.live;
-  }
-}
-
 static void release_barrier() {
-  check_barrier();
+  divergence::check_barrier();
   launch->barriers++;
   bool advanced = false;
   for (int i = 0; i < group.simdgroups; i++) {
@@ -170,7 +142,8 @@ static void wait_at(State state, const char* operation, const char* file, unsign
   update_ready((int)t->simdgroup);
 }
 
-static msl_exchange* simd(const void* value, unsigned size, const char* operation, const char* file, unsigned line, unsigned flags) {
+static msl_exchange* simd(const void* value, unsigned size, const char* operation, const char* file, unsigned line,
+                          unsigned flags) {
   Thread* t = current;
   Simdgroup& s = simdgroups[t->simdgroup];
   msl_exchange* e = &s.exchange[s.turn];
@@ -185,7 +158,8 @@ static msl_exchange* simd(const void* value, unsigned size, const char* operatio
 
 // ---- called by kernels
 
-extern "C" msl_exchange* msl_simd(const void* value, unsigned size, const char* operation, const char* file, unsigned line) {
+extern "C" msl_exchange* msl_simd(const void* value, unsigned size, const char* operation, const char* file,
+                                  unsigned line) {
   msl_exchange* e = simd(value, size, operation, file, line, 0);
   if ((unsigned)first_lane(e->mask) == e->lane) launch->simd_operations++;
   return e;
@@ -208,7 +182,8 @@ extern "C" unsigned msl_lane() { return current->lane; }
 
 // Metal leaves the value undefined when a lane reads one that does not take part.
 extern "C" void msl_inactive_lane(unsigned lane) {
-  if (msl_finding* f = findings::report(INACTIVE_LANE, current->operation, current->site)) f->lanes[1] = lane < WIDTH ? 1u << lane : 0;
+  if (msl_finding* f = findings::report(INACTIVE_LANE, current->operation, current->site))
+    f->lanes[1] = lane < WIDTH ? 1u << lane : 0;
 }
 
 // ---- one threadgroup
@@ -228,44 +203,10 @@ static void run_thread() {
   __builtin_unreachable();
 }
 
-static void place_thread(Thread& t, unsigned index, const unsigned at[3], const unsigned size[3], const unsigned count[3]) {
-  t = Thread{};
-  t.index = index;
-  t.lane = index % WIDTH;
-  t.simdgroup = index / WIDTH;
-  const unsigned in_group[3] = {index % size[0], index / size[0] % size[1], index / size[0] / size[1]};
-  msl_thread& p = t.position;
-  for (int k = 0; k < 3; k++) {
-    p.position_in_threadgroup[k] = in_group[k];
-    p.threadgroup_position[k] = at[k];
-    p.position_in_grid[k] = at[k] * launch->threadgroup[k] + in_group[k];
-    p.threads_per_grid[k] = launch->grid[k];
-    p.threads_per_threadgroup[k] = size[k];
-    p.dispatch_threads_per_threadgroup[k] = launch->threadgroup[k];
-    p.threadgroups_per_grid[k] = count[k];
-  }
-  const unsigned dispatched = launch->threadgroup[0] * launch->threadgroup[1] * launch->threadgroup[2];
-  p.index_in_threadgroup = index;
-  p.lane = t.lane;
-  p.simdgroup = t.simdgroup;
-  p.simdgroups = (unsigned)group.simdgroups;
-  p.dispatch_simdgroups = (dispatched + WIDTH - 1) / WIDTH;
-  p.quadgroups = ((unsigned)group.threads + 3) / 4;
-  p.dispatch_quadgroups = (dispatched + 3) / 4;
-  t.stack_pointer = fiber::prepare((int)index, run_thread);
-}
-
 void run_threadgroup(msl_launch* l, unsigned number) {
   launch = l;
-  unsigned count[3], size[3];
-  for (int k = 0; k < 3; k++) count[k] = (l->grid[k] + l->threadgroup[k] - 1) / l->threadgroup[k];
-  const unsigned at[3] = {number % count[0], number / count[0] % count[1], number / count[0] / count[1]};
-  for (int k = 0; k < 3; k++) {  // the last threadgroup of a dimension may be smaller
-    const unsigned left = l->grid[k] - at[k] * l->threadgroup[k];
-    size[k] = left < l->threadgroup[k] ? left : l->threadgroup[k];
-  }
-  const int n = (int)(size[0] * size[1] * size[2]);
-  group = Threadgroup{number, n, n, 0, (n + WIDTH - 1) / WIDTH, 0, {}};
+  group = place_threadgroup(*l, number);
+  const int n = group.threads;
   for (int s = 0; s < group.simdgroups; s++) {
     const int lanes = n - s * WIDTH < WIDTH ? n - s * WIDTH : WIDTH;
     Simdgroup& g = simdgroups[s];
@@ -275,7 +216,7 @@ void run_threadgroup(msl_launch* l, unsigned number) {
     g.turn = 0;
     update_ready(s);
   }
-  for (int i = 0; i < n; i++) place_thread(threads[i], (unsigned)i, at, size, count);
+  for (int i = 0; i < n; i++) threads[i].stack_pointer = fiber::prepare(i, run_thread);
   const int s = choose(group.ready);
   current = &thread_at(s, choose(simdgroups[s].ready));
   msl_switch(&caller_stack, current->stack_pointer);

@@ -45,5 +45,8 @@ extern Simdgroup simdgroups[MAX_THREADS / WIDTH];
 extern Threadgroup group;
 extern Thread* current;  // null outside a kernel
 
+// Whether two waiting threads wait at one place in the source.
+bool same_operation(const Thread& a, const Thread& b);
+
 // Runs threadgroup `number` to its end; `launch` says what to run.
 void run_threadgroup(msl_launch* launch, unsigned number);

@@ -3,7 +3,8 @@
 
 #ifdef MSL_CHECKED
 extern "C" void msl_check_atomic(void* address, unsigned size, int action, unsigned site);
-#define MSL_CHECK_ATOMIC(pointer, action) msl_check_atomic((void*)&(pointer)->value, sizeof((pointer)->value), action, 0)
+#define MSL_CHECK_ATOMIC(pointer, action) \
+  msl_check_atomic((void*)&(pointer)->value, sizeof((pointer)->value), action, 0)
 #else
 #define MSL_CHECK_ATOMIC(pointer, action) (void)0
 #endif
@@ -79,21 +80,21 @@ METAL_FUNC bool atomic_compare_exchange_weak_explicit(A* object, E* expected, U 
   return false;
 }
 
-#define MSL_READ_MODIFY_WRITE(name, expression)           \
-  template <class A, class U>                             \
+#define MSL_READ_MODIFY_WRITE(name, expression)              \
+  template <class A, class U>                                \
   METAL_FUNC auto name(A* object, U operand, memory_order) { \
-    MSL_CHECK_ATOMIC(object, msl::READ | msl::WRITE);     \
-    const auto a = msl::load(object);                     \
-    using T = decltype(msl::load(object));                \
-    const T b = (T)operand;                               \
-    msl::store(object, (T)(expression));                  \
-    return a;                                             \
+    MSL_CHECK_ATOMIC(object, msl::READ | msl::WRITE);        \
+    const auto a = msl::load(object);                        \
+    using T = decltype(msl::load(object));                   \
+    const T b = (T)operand;                                  \
+    msl::store(object, (T)(expression));                     \
+    return a;                                                \
   }
 MSL_READ_MODIFY_WRITE(atomic_exchange_explicit, b)
 MSL_READ_MODIFY_WRITE(atomic_fetch_add_explicit, a + b)
 MSL_READ_MODIFY_WRITE(atomic_fetch_sub_explicit, a - b)
 MSL_READ_MODIFY_WRITE(atomic_fetch_or_explicit, a | b)
-MSL_READ_MODIFY_WRITE(atomic_fetch_and_explicit, a & b)
+MSL_READ_MODIFY_WRITE(atomic_fetch_and_explicit, (a & b))
 MSL_READ_MODIFY_WRITE(atomic_fetch_xor_explicit, a ^ b)
 MSL_READ_MODIFY_WRITE(atomic_fetch_min_explicit, b < a ? b : a)
 MSL_READ_MODIFY_WRITE(atomic_fetch_max_explicit, a < b ? b : a)

@@ -6,13 +6,17 @@ namespace msl {
 struct Pointer {
   void* address;
   template <class T>
-  operator T*() const { return (T*)address; }
+  operator T*() const {
+    return (T*)address;
+  }
 };
 
 struct Reference {
   void* address;
   template <class T>
-  operator T&() const { return *(T*)address; }
+  operator T&() const {
+    return *(T*)address;
+  }
 };
 
 struct Attribute {

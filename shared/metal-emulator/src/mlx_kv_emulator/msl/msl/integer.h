@@ -2,9 +2,9 @@
 
 namespace metal {
 
-#define MSL_INTEGER(T)                                                          \
-  METAL_FUNC constexpr T max(T a, T b) { return a < b ? b : a; }                \
-  METAL_FUNC constexpr T min(T a, T b) { return b < a ? b : a; }                \
+#define MSL_INTEGER(T)                                           \
+  METAL_FUNC constexpr T max(T a, T b) { return a < b ? b : a; } \
+  METAL_FUNC constexpr T min(T a, T b) { return b < a ? b : a; } \
   METAL_FUNC constexpr T clamp(T x, T low, T high) { return min(max(x, low), high); }
 MSL_INTEGER(char)
 MSL_INTEGER(signed char)

@@ -69,38 +69,40 @@ MSL_UNCHECKED unsigned ballot(const msl_exchange* e) {
 
 namespace metal {
 
-#define MSL_REDUCTION(name, expression)                                                              \
-  template <class T>                                                                                 \
-  METAL_FUNC T name(T value, MSL_HERE) {                                                             \
-    return msl::reduce<T>(msl_simd(&value, sizeof value, #name, file, line), [](T a, T b) -> T { return expression; }); \
+#define MSL_REDUCTION(name, expression)                                      \
+  template <class T>                                                         \
+  METAL_FUNC T name(T value, MSL_HERE) {                                     \
+    return msl::reduce<T>(msl_simd(&value, sizeof value, #name, file, line), \
+                          [](T a, T b) -> T { return expression; });         \
   }
 MSL_REDUCTION(simd_sum, a + b)
-MSL_REDUCTION(simd_product, a * b)
+MSL_REDUCTION(simd_product, a* b)
 MSL_REDUCTION(simd_max, max(a, b))
 MSL_REDUCTION(simd_min, min(a, b))
 MSL_REDUCTION(simd_or, a | b)
-MSL_REDUCTION(simd_and, a & b)
+MSL_REDUCTION(simd_and, (a & b))
 MSL_REDUCTION(simd_xor, a ^ b)
 #undef MSL_REDUCTION
 
-#define MSL_SCAN(name, identity, inclusive, expression)                                                                      \
-  template <class T>                                                                                                         \
-  METAL_FUNC T name(T value, MSL_HERE) {                                                                                     \
-    return msl::scan<T>(msl_simd(&value, sizeof value, #name, file, line), T(identity), inclusive, [](T a, T b) -> T { return expression; }); \
+#define MSL_SCAN(name, identity, inclusive, expression)                                            \
+  template <class T>                                                                               \
+  METAL_FUNC T name(T value, MSL_HERE) {                                                           \
+    return msl::scan<T>(msl_simd(&value, sizeof value, #name, file, line), T(identity), inclusive, \
+                        [](T a, T b) -> T { return expression; });                                 \
   }
 MSL_SCAN(simd_prefix_inclusive_sum, 0, true, a + b)
 MSL_SCAN(simd_prefix_exclusive_sum, 0, false, a + b)
-MSL_SCAN(simd_prefix_inclusive_product, 1, true, a * b)
-MSL_SCAN(simd_prefix_exclusive_product, 1, false, a * b)
+MSL_SCAN(simd_prefix_inclusive_product, 1, true, a* b)
+MSL_SCAN(simd_prefix_exclusive_product, 1, false, a* b)
 #undef MSL_SCAN
 
 // `source` is the lane to read, from `lane` (this one) and `n` (the argument).
-#define MSL_SHUFFLE(name, source)                                                \
-  template <class T>                                                             \
-  METAL_FUNC T name(T value, ushort n, MSL_HERE) {                               \
-    const msl_exchange* e = msl_simd(&value, sizeof value, #name, file, line);   \
-    const unsigned lane = msl::lane_of(e);                                       \
-    return msl::read_lane<T>(e, source);                                         \
+#define MSL_SHUFFLE(name, source)                                              \
+  template <class T>                                                           \
+  METAL_FUNC T name(T value, ushort n, MSL_HERE) {                             \
+    const msl_exchange* e = msl_simd(&value, sizeof value, #name, file, line); \
+    const unsigned lane = msl::lane_of(e);                                     \
+    return msl::read_lane<T>(e, source);                                       \
   }
 MSL_SHUFFLE(simd_shuffle, ((void)lane, n))
 MSL_SHUFFLE(simd_broadcast, ((void)lane, n))
@@ -118,14 +120,18 @@ METAL_FUNC T simd_broadcast_first(T value, MSL_HERE) {
 }
 template <class T>
 METAL_FUNC T simd_shuffle_and_fill_up(T value, T filling, ushort n, MSL_HERE) {
-  struct Pair { T value, filling; } pair{value, filling};
+  struct Pair {
+    T value, filling;
+  } pair{value, filling};
   const msl_exchange* e = msl_simd(&pair, sizeof pair, "simd_shuffle_and_fill_up", file, line);
   const unsigned lane = msl::lane_of(e);
   return lane >= n ? msl::read_lane<Pair>(e, lane - n).value : msl::read_lane<Pair>(e, 32 + lane - n).filling;
 }
 template <class T>
 METAL_FUNC T simd_shuffle_and_fill_down(T value, T filling, ushort n, MSL_HERE) {
-  struct Pair { T value, filling; } pair{value, filling};
+  struct Pair {
+    T value, filling;
+  } pair{value, filling};
   const msl_exchange* e = msl_simd(&pair, sizeof pair, "simd_shuffle_and_fill_down", file, line);
   const unsigned lane = msl::lane_of(e);
   return lane + n < 32 ? msl::read_lane<Pair>(e, lane + n).value : msl::read_lane<Pair>(e, lane + n - 32).filling;

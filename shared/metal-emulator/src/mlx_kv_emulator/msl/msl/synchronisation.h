@@ -4,13 +4,14 @@
 extern "C" {
 __attribute__((convergent, noduplicate)) void msl_threadgroup_barrier(unsigned flags, const char* file, unsigned line);
 __attribute__((convergent)) void msl_simdgroup_barrier(unsigned flags, const char* file, unsigned line);
-__attribute__((convergent)) msl_exchange* msl_simd(const void* value, unsigned size, const char* operation, const char* file, unsigned line);
+__attribute__((convergent)) msl_exchange* msl_simd(const void* value, unsigned size, const char* operation,
+                                                   const char* file, unsigned line);
 unsigned msl_lane();
 void msl_inactive_lane(unsigned lane);
 }
 
 // The last parameters of everything that waits for other threads: the caller's place.
-#define MSL_HERE const char* file = __builtin_FILE(), unsigned line = __builtin_LINE()
+#define MSL_HERE const char *file = __builtin_FILE(), unsigned line = __builtin_LINE()
 
 namespace metal {
 

@@ -60,10 +60,10 @@ struct add_const {
 template <class T>
 T&& declval();
 
-#define MSL_TRAIT(name, ...)                     \
-  template <class T>                             \
-  inline constexpr bool name##_v = __VA_ARGS__;  \
-  template <class T>                             \
+#define MSL_TRAIT(name, ...)                    \
+  template <class T>                            \
+  inline constexpr bool name##_v = __VA_ARGS__; \
+  template <class T>                            \
   struct name : bool_constant<name##_v<T>> {};
 template <class A, class B>
 inline constexpr bool is_same_v = __is_same(A, B);
@@ -73,10 +73,11 @@ template <class A, class B>
 inline constexpr bool is_convertible_v = __is_convertible(A, B);
 template <class A, class B>
 struct is_convertible : bool_constant<is_convertible_v<A, B>> {};
-MSL_TRAIT(is_floating_point, is_same_v<remove_cv_t<T>, float> || is_same_v<remove_cv_t<T>, half> || is_same_v<remove_cv_t<T>, bfloat>)
+MSL_TRAIT(is_floating_point,
+          is_same_v<remove_cv_t<T>, float> || is_same_v<remove_cv_t<T>, half> || is_same_v<remove_cv_t<T>, bfloat>)
 MSL_TRAIT(is_integral, __is_integral(T))
 MSL_TRAIT(is_arithmetic, is_integral_v<T> || is_floating_point_v<T>)
-MSL_TRAIT(is_signed, is_arithmetic_v<T> && T(-1) < T(0))
+MSL_TRAIT(is_signed, is_arithmetic_v<T>&& T(-1) < T(0))
 MSL_TRAIT(is_unsigned, is_integral_v<T> && !(T(-1) < T(0)))
 MSL_TRAIT(is_void, __is_void(T))
 MSL_TRAIT(is_class, __is_class(T))

@@ -22,7 +22,7 @@ typedef __bf16 bfloat;
 
 constexpr half operator""h(long double x) { return (half)(float)x; }
 constexpr half operator""h(unsigned long long x) { return (half)(float)x; }
-constexpr bfloat operator""bf(long double x) { return (bfloat)(float)x; }
+constexpr bfloat operator"" bf(long double x) { return (bfloat)(float)x; }
 
 #define INFINITY __builtin_inff()
 #define HUGE_VALF __builtin_inff()

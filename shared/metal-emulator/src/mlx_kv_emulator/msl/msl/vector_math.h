@@ -3,12 +3,12 @@
 
 namespace metal {
 
-#define MSL_VECTOR_UNARY(name, expression)        \
-  template <class T, int N>                       \
-  METAL_FUNC vec<T, N> name(vec<T, N> v) {        \
-    vec<T, N> r;                                  \
+#define MSL_VECTOR_UNARY(name, expression)            \
+  template <class T, int N>                           \
+  METAL_FUNC vec<T, N> name(vec<T, N> v) {            \
+    vec<T, N> r;                                      \
     for (int i = 0; i < N; i++) r[i] = name((T)v[i]); \
-    return r;                                     \
+    return r;                                         \
   }
 #define MSL_VECTOR_BINARY(name, expression)                    \
   template <class T, int N>                                    \
@@ -17,12 +17,12 @@ namespace metal {
     for (int i = 0; i < N; i++) r[i] = name((T)a[i], (T)b[i]); \
     return r;                                                  \
   }
-#define MSL_VECTOR_TERNARY(name)                                       \
-  template <class T, int N>                                            \
-  METAL_FUNC vec<T, N> name(vec<T, N> a, vec<T, N> b, vec<T, N> c) {   \
-    vec<T, N> r;                                                       \
+#define MSL_VECTOR_TERNARY(name)                                        \
+  template <class T, int N>                                             \
+  METAL_FUNC vec<T, N> name(vec<T, N> a, vec<T, N> b, vec<T, N> c) {    \
+    vec<T, N> r;                                                        \
     for (int i = 0; i < N; i++) r[i] = name((T)a[i], (T)b[i], (T)c[i]); \
-    return r;                                                          \
+    return r;                                                           \
   }
 MSL_FUNCTIONS(MSL_VECTOR_UNARY, MSL_VECTOR_BINARY)
 MSL_VECTOR_TERNARY(clamp)

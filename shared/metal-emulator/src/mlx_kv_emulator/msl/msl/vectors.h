@@ -1,5 +1,6 @@
 #pragma once
-// Vector types are clang's. Constructors such as float4(a, b.xy, c) do not exist on those: macros of the same name build them.
+// Vector types are clang's. Constructors such as float4(a, b.xy, c) do not exist on those: macros of the same name
+// build them.
 
 namespace metal {
 template <class T, int N>
@@ -22,14 +23,14 @@ struct packed_vec {
 };
 }  // namespace metal
 
-#define MSL_VECTORS(T)                               \
+#define MSL_VECTORS(T)                                \
   typedef T T##2 __attribute__((ext_vector_type(2))); \
   typedef T T##3 __attribute__((ext_vector_type(3))); \
   typedef T T##4 __attribute__((ext_vector_type(4))); \
-  namespace metal {                                  \
-  using packed_##T##2 = packed_vec<T, 2>;            \
-  using packed_##T##3 = packed_vec<T, 3>;            \
-  using packed_##T##4 = packed_vec<T, 4>;            \
+  namespace metal {                                   \
+  using packed_##T##2 = packed_vec<T, 2>;             \
+  using packed_##T##3 = packed_vec<T, 3>;             \
+  using packed_##T##4 = packed_vec<T, 4>;             \
   }
 MSL_VECTORS(bool)
 MSL_VECTORS(char)

@@ -21,10 +21,10 @@ static constexpr bool is_complex_v = false;
 template <typename T>
 static constexpr bool is_complex_v<complex_t<T>> = true;
 
-#define MLX_COMPLEX(result, op, ...)                                     \
-  template <typename T>                                                  \
-  constexpr result operator op(complex_t<T> a, complex_t<T> b) {         \
-    return __VA_ARGS__;                                                  \
+#define MLX_COMPLEX(result, op, ...)                             \
+  template <typename T>                                          \
+  constexpr result operator op(complex_t<T> a, complex_t<T> b) { \
+    return __VA_ARGS__;                                          \
   }
 MLX_COMPLEX(bool, ==, a.real == b.real && a.imag == b.imag)
 MLX_COMPLEX(bool, !=, !(a == b))
