@@ -60,21 +60,25 @@ class PackedRows:
             "tail": self.tail,
         }
 
-    def settle(self, rows: Sequence[int], packed: Sequence[int], floor: Sequence[int]) -> None:
+    def settle(self, rows: Sequence[int], packed: Sequence[int], floor: Sequence[int], waits: Sequence[bool]) -> None:
         """Quantise each sequence's rows up to packed[b], and drop the tail's rows below floor[b].
 
         Args:
             rows: rows n of each sequence.
             packed: rows that are to be quantised; a multiple of rows_per_scale, never fewer than before.
             floor: first row that the tail must keep.
+            waits: sequences that are to stay as they are.
         """
         done = self.codes.lengths
+        packed = [old if wait else new for old, new, wait in zip(done, packed, waits, strict=True)]
         tail_begins = [n - length for n, length in zip(rows, self.tail.lengths, strict=True)]
         first = [old - begin for old, begin in zip(done, tail_begins, strict=True)]
         last = [new - begin for new, begin in zip(packed, tail_begins, strict=True)]
         if any(b > a for a, b in zip(first, last, strict=True)):
             self._pack(done, list(zip(first, last, strict=True)))
-        self.tail.drop_front([f - begin for f, begin in zip(floor, tail_begins, strict=True)])
+        self.tail.drop_front(
+            [0 if wait else f - begin for f, begin, wait in zip(floor, tail_begins, waits, strict=True)]
+        )
 
     def truncate(self, counts: Sequence[int], packed: Sequence[int]) -> None:
         """Drop the newest counts[b] rows, and the codes from packed[b] on, whose rows the tail still holds."""

@@ -16,6 +16,7 @@ from .quantize import dequantize_keys, dequantize_values, quantize_keys, quantiz
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+    from mlx_kv import Policy
 
 
 class KiviStore(Store):
@@ -35,7 +36,7 @@ class KiviStore(Store):
         self.values = PackedRows(partial(quantize_values, **values), partial(dequantize_values, **values), 1, c.sinks)
         self._rows: list[int] = []
         self._most: list[int] = []  # rows that each sequence has had at most: `truncate` reaches back from there
-        self._in_prompt = False  # whether the newest chunk had several tokens
+        self._in_prompt: list[bool] = []  # whether each sequence's newest tokens came several at a time
 
     @property
     def lengths(self) -> list[int]:
@@ -58,15 +59,19 @@ class KiviStore(Store):
         self.values.tail.append(values, spans)
         self._rows = [n + last - first for n, (first, last) in zip(self._rows, spans, strict=True)]
         self._most = [max(n, m) for n, m in zip(self._rows, self._most, strict=True)]
-        self._in_prompt = keys.shape[2] > 1
+        counts = [last - first for first, last in spans]
+        self._in_prompt = [n > 1 if n else before for n, before in zip(counts, self._in_prompt, strict=True)]
+
+    def accept(self, policy: Policy) -> None:
+        """Hold prompts in full precision until they end where a policy then chooses rows: it quantises only those."""
+        self.defer = self.defer or policy.evicts
 
     def settle(self) -> None:
         """Quantise the rows that are due; with `defer`, not before the prompt has ended."""
-        if self.defer and self._in_prompt:
-            return
+        waits = [self.defer and in_prompt for in_prompt in self._in_prompt]
         lowest = [n - self.config.rollback for n in self._most]
-        self.keys.settle(self._rows, self._packed_keys(self._rows), self._packed_keys(lowest))
-        self.values.settle(self._rows, self._packed_values(self._rows), self._packed_values(lowest))
+        for side, packed in ((self.keys, self._packed_keys), (self.values, self._packed_values)):
+            side.settle(self._rows, packed(self._rows), packed(lowest), waits)
 
     def dense(self) -> tuple[mx.array, mx.array]:
         """Return keys and values in the model's dtype."""
@@ -75,8 +80,11 @@ class KiviStore(Store):
     def take(self, indices: Int[mx.array, "batch kv_heads kept"], counts: Sequence[int]) -> None:
         """Keep a subset of the rows and quantise it anew: the groups of packed rows have other members now."""
         keys, values = (mx.take_along_axis(rows, indices[..., None], axis=2) for rows in self.dense())
+        in_prompt = self._in_prompt
         self.load({}, self.blank(len(counts)).places())
         self.append(keys, values, [(0, n) for n in counts])
+        self._in_prompt = in_prompt
+        self.settle()
 
     def truncate(self, rows: int) -> None:
         """Drop the newest rows; the codes of rows that would not have been packed without them go too."""
@@ -105,7 +113,7 @@ class KiviStore(Store):
     def blank(self, batch: int) -> Self:
         """Return a store of the same configuration with `batch` empty sequences."""
         store = super().blank(batch)
-        store._rows, store._most = [0] * batch, [0] * batch
+        store._rows, store._most, store._in_prompt = [0] * batch, [0] * batch, [False] * batch
         return store
 
     def select(self, sequences: Sequence[int]) -> Self:
@@ -113,14 +121,14 @@ class KiviStore(Store):
         chosen = super().select(sequences)
         chosen._rows = [self._rows[b] for b in sequences]
         chosen._most = [self._most[b] for b in sequences]
-        chosen._in_prompt = self._in_prompt
+        chosen._in_prompt = [self._in_prompt[b] for b in sequences]
         return chosen
 
     def extend(self, other: Self) -> None:
         """Append another store's sequences."""
         super().extend(other)
         self._rows, self._most = self._rows + other._rows, self._most + other._most
-        self._in_prompt = self._in_prompt or other._in_prompt
+        self._in_prompt = self._in_prompt + other._in_prompt
 
     def places(self) -> dict[str, Any]:
         """Everything but the arrays."""

@@ -5,11 +5,12 @@ from .errors import CacheFileError, SpecError, UnsupportedModelError
 from .factory import install, make_prompt_cache
 from .persistence import load_prompt_cache, save_prompt_cache
 from .plugins import MethodInfo, methods
-from .policy import KeepAll, KeepAllPolicy, Policy
+from .policy import Attended, KeepAll, KeepAllPolicy, Policy, PromptEnd
 from .report import LayerMemory, MemoryReport, memory_report
 from .store import Dense, DenseStore, Geometry, Store
 
 __all__ = [
+    "Attended",
     "CacheFileError",
     "CompressedKVCache",
     "Dense",
@@ -21,6 +22,7 @@ __all__ = [
     "MemoryReport",
     "MethodInfo",
     "Policy",
+    "PromptEnd",
     "SpecError",
     "Store",
     "UnsupportedModelError",

@@ -1,4 +1,8 @@
-"""The reference attention: rows made dense, then MLX's own scaled dot product attention."""
+"""Attention over the rows of a store.
+
+The reference makes rows dense, then calls MLX's own scaled dot product attention. A decode step goes to an installed
+backend of the entry-point group `mlx_kv.attention` that covers it and reads the packed rows as they are.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,20 @@ def attend(
     """
     keys, values = store.dense()
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+
+
+def logits(
+    store: Store, queries: Float[mx.array, "batch query_heads chunk key_dim"], scale: float, mask: Mask
+) -> Float[mx.array, "batch query_heads chunk rows"]:
+    """Return the scaled logits of `attend`'s softmax in float32, -inf where a row is not visible.
+
+    Arguments are those of `attend`; "causal" is not among the masks.
+    """
+    keys = store.dense()[0].astype(mx.float32)
+    batch, heads, chunk, dim = queries.shape
+    grouped = queries.astype(mx.float32).reshape(batch, keys.shape[1], -1, dim)  # by KV head
+    scores = (scale * grouped @ keys.swapaxes(2, 3)).reshape(batch, heads, chunk, -1)
+    return scores if mask is None else mx.where(mask, scores, -float("inf"))
 
 
 def ragged_mask(held: Sequence[int], spans: Sequence[Span], chunk: int, rows: int) -> mx.array:

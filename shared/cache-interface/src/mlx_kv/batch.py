@@ -46,8 +46,9 @@ class BatchProtocol:
             cache.store.settle()
         batch = first._around(first.policy.fresh(), first.store.fresh())
         for cache in caches:
-            batch.policy.extend(cache.policy)
-            batch.store.extend(cache.store if cache.store.lengths else cache.store.blank(1))
+            started = bool(cache.store.lengths)
+            batch.policy.extend(cache.policy if started else cache.policy.blank(1))
+            batch.store.extend(cache.store if started else cache.store.blank(1))
         batch._width = max(cache._width for cache in caches)
         batch._left = [batch._width - cache._width for cache in caches]
         return batch

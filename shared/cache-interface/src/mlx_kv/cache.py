@@ -10,7 +10,7 @@ from mlx_lm.models.base import create_causal_mask
 
 from . import attention
 from .batch import BatchProtocol
-from .policy import Policy
+from .policy import Attended, Policy
 from .rows import Span
 from .seam import SeamCache
 from .spec import Spec
@@ -39,6 +39,7 @@ class CompressedKVCache(BatchProtocol, SeamCache):
             origin: where the cache comes from, for saving and loading: "model" (fingerprint), "spec" and "geometry".
         """
         super().__init__()
+        store.accept(policy)
         self.policy = policy
         self.store = store
         self.origin = origin or {}
@@ -102,12 +103,18 @@ class CompressedKVCache(BatchProtocol, SeamCache):
             )
         self._returned = None
         chunk = queries.shape[2]
-        output = attention.attend(self.store, queries, scale, self._rows_mask(mask, chunk), sinks)
+        rows_mask = self._rows_mask(mask, chunk)
+        output = attention.attend(self.store, queries, scale, rows_mask, sinks)
+        wanted = self.policy.needs_logits and chunk == 1
+        logits = attention.logits(self.store, queries, scale, rows_mask) if wanted else None
+        changed = self.policy.observe(Attended(queries, self._spans, scale, sinks, self.store, logits))
         if chunk > 1:
             # A single token's turn is compressed at the next one, where nothing that is still reading the buffers is
             # written to.
             self.store.settle()
-            output = cast("mx.array", mx.depends(output, list(self.store.arrays().values())))
+        if chunk > 1 or changed:
+            held = [*self.store.arrays().values(), *self.policy.arrays().values()]
+            output = cast("mx.array", mx.depends(output, held))
         return output
 
     # What mlx-lm asks.

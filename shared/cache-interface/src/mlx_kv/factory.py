@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 from mlx_lm.models.cache import KVCache
@@ -28,7 +29,9 @@ class CachePlan:
         caches = self._own()
         skipped = _positive(skip_layers, len(caches))
         layers = probe(model, caches)
-        self.layers = [Layer(None, "skipped on request") if i in skipped else layer for i, layer in enumerate(layers)]
+        self.layers = _numbered(
+            [Layer(None, "skipped on request") if i in skipped else layer for i, layer in enumerate(layers)]
+        )
         self.model_fingerprint = fingerprint(model)
         fresh = self()  # a method that does not fit a layer says so now
         if any(layer.shares for layer in layers) and any(_evicts(cache) for cache in fresh):
@@ -103,6 +106,18 @@ def _own_caches(model: Any) -> Callable[[], list[Any]]:
     if hasattr(model, "make_cache"):
         return model.make_cache  # bound now: once installed, the attribute is ours
     return lambda: [KVCache() for _ in model.layers]
+
+
+def _numbered(layers: list[Layer]) -> list[Layer]:
+    """Tell every compressed layer its place among them."""
+    total = sum(layer.geometry is not None for layer in layers)
+    places = count()
+    return [
+        layer
+        if layer.geometry is None
+        else dataclasses.replace(layer, geometry=dataclasses.replace(layer.geometry, index=next(places), layers=total))
+        for layer in layers
+    ]
 
 
 def _positive(skip_layers: Sequence[int], count: int) -> set[int]:

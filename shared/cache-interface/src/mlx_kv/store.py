@@ -14,6 +14,8 @@ from .rows import RowBuffer, Span
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+    from .policy import Policy
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -24,6 +26,10 @@ class Geometry:
     kv_heads: int
     key_dim: int
     value_dim: int
+    index: int = 0
+    """The layer's place among the compressed layers."""
+    layers: int = 1
+    """Number of compressed layers."""
 
 
 class Store(ABC):
@@ -71,8 +77,30 @@ class Store(ABC):
     def fresh(self) -> Self:
         """Return an empty store of the same configuration."""
 
+    def accept(self, policy: Policy) -> None:  # noqa: B027 (most stores serve any policy)
+        """Prepare for the policy that chooses this store's rows.
+
+        Raises:
+            ValueError: if the two do not go together.
+        """
+
     def settle(self) -> None:  # noqa: B027 (most stores have nothing to do)
         """Compress what has become due."""
+
+    def take_from(
+        self, sequences: Sequence[int], indices: Int[mx.array, "taken kv_heads kept"], counts: Sequence[int]
+    ) -> None:
+        """`take` in these sequences alone, one row of `indices` for each; the others stay as they are, bit for bit."""
+        batch = len(self.lengths)
+        if list(sequences) == list(range(batch)):
+            return self.take(indices, counts)
+        taken, rest = self.select(sequences), [b for b in range(batch) if b not in sequences]
+        taken.take(indices, counts)
+        taken.extend(self.select(rest))
+        order = [*sequences, *rest]
+        merged = taken.select([order.index(b) for b in range(batch)])
+        self.load(merged.arrays(), merged.places())
+        return None
 
     def can_truncate(self, rows: int) -> bool:
         """Tell whether `truncate(rows)` would be exact."""
