@@ -5,7 +5,7 @@
 #define device __attribute__((address_space(1)))
 #define constant __attribute__((address_space(2)))
 #define threadgroup __attribute__((address_space(3)))
-#define MSL_THREADGROUP_VARIABLE static __attribute__((address_space(3)))
+#define MSL_THREADGROUP_VARIABLE extern __attribute__((address_space(3)))
 #else
 #define device
 #define constant
