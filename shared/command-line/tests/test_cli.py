@@ -212,7 +212,7 @@ def test_a_seed_repeats_the_sample(run, loaded):
         "--prompt",
         "Hello",
         "--max-tokens",
-        "8",
+        "5",
         "--temp",
         "2",
         "--json",

@@ -106,6 +106,6 @@ def test_smollm2_finds_a_key(smollm2, filler):
         return lm.full_cache(smollm2.model)
 
     result = passkey.passkey(
-        smollm2.model, smollm2.tokenizer, full, filler=filler, lengths=(400,), depths=(0.5,), seeds=range(2)
+        smollm2.model, smollm2.tokenizer, full, filler=filler, lengths=(300,), depths=(0.5,), seeds=range(2)
     )
     assert result.successes == 2

@@ -8,7 +8,7 @@ from mlx_kv import install, make_prompt_cache
 from mlx_kv_cli import lm
 from mlx_kv_cli.perplexity import FULL, _spans, perplexities, perplexity
 
-TOKENS = np.random.default_rng(0).integers(0, 128, 150).tolist()
+TOKENS = np.random.default_rng(0).integers(0, 128, 257).tolist()  # 256 fill mlx-lm's first allocation
 
 
 def log_softmax(logits: mx.array) -> np.ndarray:
@@ -20,12 +20,12 @@ def log_softmax(logits: mx.array) -> np.ndarray:
 def test_full_cache_equals_one_pass_without_a_cache(tiny):
     result = perplexity(tiny, TOKENS, lambda: lm.full_cache(tiny), prefill=64, chunk=7)
     log_p = log_softmax(tiny(mx.array(TOKENS)[None])[0])
-    nll = -log_p[np.arange(63, 149), TOKENS[64:]]
+    nll = -log_p[np.arange(63, 256), TOKENS[64:]]
     # float32 logits of size one, in another order of additions than the single pass.
     assert result.mean_nll == pytest.approx(nll.mean(), rel=1e-5)
     assert result.perplexity == pytest.approx(math.exp(nll.mean()), rel=1e-5)
     assert result.standard_error == pytest.approx(nll.std(ddof=1) / math.sqrt(len(nll)), rel=1e-4)
-    assert result.tokens == len(nll) == 86
+    assert result.tokens == len(nll) == 193
     assert (result.ratio, result.ratio_standard_error, result.kl_divergence, result.top1_agreement) == (1, 0, 0, 1)
 
 
@@ -35,25 +35,25 @@ def test_a_lossy_cache_against_numbers_worked_out_by_hand(tiny):
 
     result = perplexity(tiny, TOKENS, quantised, prefill=64, chunk=16)
     cache, rows, ids = quantised(), [], mx.array(TOKENS)[None]
-    for start, end in ((0, 63), (63, 64), (64, 80), (80, 96), (96, 112), (112, 128), (128, 144), (144, 149)):
+    for start, end in [(0, 63), (63, 64), *((start, start + 16) for start in range(64, 256, 16))]:
         rows.append(log_softmax(tiny(ids[:, start:end], cache=cache)[0]))
     log_q = np.concatenate(rows)[63:]
-    log_p = log_softmax(tiny(ids)[0])[63:149]
-    targets = (np.arange(86), TOKENS[64:])
+    log_p = log_softmax(tiny(ids)[0])[63:256]
+    targets = (np.arange(193), TOKENS[64:])
     difference = log_p[targets] - log_q[targets]
     assert abs(difference.mean()) > 1e-4  # two bits do change this model, or nothing would be tested
     # The same float32 forwards; only the statistics are computed differently.
     assert result.mean_nll == pytest.approx(-log_q[targets].mean(), rel=1e-5)
     assert result.ratio == pytest.approx(math.exp(difference.mean()), rel=1e-5)
-    expected = math.exp(difference.mean()) * difference.std(ddof=1) / math.sqrt(86)
+    expected = math.exp(difference.mean()) * difference.std(ddof=1) / math.sqrt(193)
     assert result.ratio_standard_error == pytest.approx(expected, rel=1e-2)
     kl = (np.exp(log_p) * (log_p - log_q)).sum(-1).mean()
     # Both passes differ from the measured one by rounding of 1e-6 a token, against a KL of that size squared.
     assert result.kl_divergence == pytest.approx(kl, rel=1e-2, abs=1e-6)
-    assert result.top1_agreement == pytest.approx((log_p.argmax(-1) == log_q.argmax(-1)).mean(), abs=1.5 / 86)
+    assert result.top1_agreement == pytest.approx((log_p.argmax(-1) == log_q.argmax(-1)).mean(), abs=1.5 / 193)
     assert result.bytes_held == sum(layer.nbytes for layer in cache)
-    # Two layers, keys and values, one head of 32, 149 tokens fed, two bytes a number.
-    assert result.fp16_bytes == 2 * 2 * 32 * 149 * 2
+    # Two layers, keys and values, one head of 32, 256 tokens fed, two bytes a number.
+    assert result.fp16_bytes == 2 * 2 * 32 * 256 * 2
 
 
 def test_several_caches_in_one_pass_equal_one_at_a_time(tiny):
@@ -64,7 +64,7 @@ def test_several_caches_in_one_pass_equal_one_at_a_time(tiny):
     for name, factory in factories.items():
         assert together[name] == perplexity(tiny, TOKENS, factory, 64, 32)
     assert together["a"].ratio == pytest.approx(1, abs=1e-5)  # the same float32 attention, another call
-    assert seen[-1] == (149, 149)
+    assert seen[-1] == (256, 256)
 
 
 @pytest.mark.parametrize("prefill", [2, 3, 2049, 2050, 5000])

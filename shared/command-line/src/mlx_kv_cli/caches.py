@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 from mlx_kv import make_prompt_cache
 
 from mlx_kv_cli import lm
@@ -30,8 +31,8 @@ def cache_factory(loaded: LoadedModel, method: str | None) -> lm.CacheFactory:
 
 def quantized_factory(loaded: LoadedModel, bits: int, group_size: int) -> lm.CacheFactory:
     """Mlx-lm's own quantised caches, checked at once."""
-    try:
-        lm.quantized_cache(loaded.model, bits, group_size)
+    try:  # MLX says only when it quantises whether the sizes suit it
+        lm.feed(loaded.model, mx.zeros((1, 1), mx.int32), lm.quantized_cache(loaded.model, bits, group_size))
     except ValueError as error:
         raise UserError(f"--kv-bits {bits}: {error}") from error
     return lambda: lm.quantized_cache(loaded.model, bits, group_size)

@@ -13,7 +13,7 @@ from mlx_kv_cli.errors import UserError
 from mlx_kv_cli.options import Json, Methods, Model
 
 if TYPE_CHECKING:
-    from mlx_kv_cli.passkey import PasskeyResult
+    from mlx_kv_cli.passkey import Filler, PasskeyResult
 
 FULL = "full"
 
@@ -50,7 +50,8 @@ def passkey(
     for name in filler or []:
         if name not in FILLERS:
             raise UserError(f"--filler expected {' or '.join(FILLERS)}, got {name}")
-    fillers = [text for text in FILLERS if not filler or text in filler]
+    chosen = set(filler or FILLERS)
+    fillers: list[Filler] = [text for text in FILLERS if {text} <= chosen]
     places, lengths = _numbers(depths), length or [1440]
     loaded = console.load(model)
     factories = {FULL: cache_factory(loaded, None), **{spec: cache_factory(loaded, spec) for spec in method or []}}

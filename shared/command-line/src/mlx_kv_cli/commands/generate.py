@@ -75,7 +75,7 @@ def generate(
         facts = {"model": model, "method": method, "dtype": loaded.dtype, **asdict(result)}
         console.print_json({**facts, "notes": loaded.notes, "environment": report.environment()})
     else:
-        _write("\n\n")
+        _write("\n" if result.text.endswith("\n") else "\n\n")
         _show(result, method)
 
 
