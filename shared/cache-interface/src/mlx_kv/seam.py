@@ -1,8 +1,8 @@
 """The one place where mlx-lm is made to call us.
 
 Most mlx-lm models call `mlx_lm.models.base.scaled_dot_product_attention`, bound by name in each model module. It is
-replaced by a wrapper that lets caches of ours answer and passes every other call on untouched. Two more functions are
-wrapped so that mlx-lm refuses what it would otherwise do silently to our caches.
+replaced by a wrapper that lets caches of ours answer and passes every other call on untouched. Three more functions
+are wrapped so that mlx-lm refuses what it would otherwise do silently to our caches, and trims what they can take back.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def connect() -> None:
     generate = import_module("mlx_lm.generate")  # the package's attribute of that name is a function
     _wrap(base, "scaled_dot_product_attention", _attention)
     _wrap(generate, "maybe_quantize_kv_cache", _refuse_kv_bits)
+    _wrap(cache, "trim_prompt_cache", _trim)
     # generate.py has its own binding of this one, and keeps it: speculative decoding trims within `rollback`, prefix
     # reuse does not.
     if not hasattr(cache.can_trim_prompt_cache, "mlx_kv_wraps"):
@@ -101,6 +102,18 @@ def _any_number(original: Callable[[list[Any]], bool]) -> Callable[[list[Any]], 
         return not limited and original(cache)
 
     return _mark(can_trim_prompt_cache, original)
+
+
+def _trim(original: Callable[[list[Any], int], int]) -> Callable[[list[Any], int], int]:
+    """Trim also by the few tokens that a cache can take back, of which the original would no longer know."""
+
+    @wraps(original)
+    def trim_prompt_cache(cache: list[Any], num_tokens: int) -> int:
+        if not cache or not all(c.is_trimmable() for c in cache):
+            return 0
+        return [c.trim(num_tokens) for c in cache][0]
+
+    return _mark(trim_prompt_cache, original)
 
 
 def _mark(wrapped: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
