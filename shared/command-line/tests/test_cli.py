@@ -41,13 +41,14 @@ def plain(text: str) -> str:
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        ([], "generate methods perplexity evaluate --version"),
+        ([], "generate methods perplexity evaluate selftest --version"),
         (
             ["generate"],
             "--model --prompt --method --system-prompt --prefill-response --max-tokens --temp --top-p --min-p --top-k "
             "--seed --ignore-chat-template --chat-template-config --prefill-step-size --json smollm2 kivi(bits=2)",
         ),
         (["methods"], "--json"),
+        (["selftest"], "--allow-cpu --json"),
         (["perplexity"], "--model --method --text --tokens --prefill --chunk --kv-bits --kv-group-size --json"),
         (["evaluate"], "passkey"),
         (["evaluate", "passkey"], "--model --method --length --depths --seeds --filler --json"),

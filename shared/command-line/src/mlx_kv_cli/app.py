@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mlx_kv_cli import console
-from mlx_kv_cli.commands import evaluate, generate, methods, perplexity
+from mlx_kv_cli.commands import evaluate, generate, methods, perplexity, selftest
 
 app = typer.Typer(
     help="Compress the KV cache of any mlx-lm model: generate with it, and measure what it saves and what it costs.",
@@ -36,4 +36,5 @@ def options(
 app.command("generate")(generate.generate)
 app.command("methods")(methods.methods)
 app.command("perplexity")(perplexity.perplexity)
+app.command("selftest")(selftest.selftest)
 app.add_typer(evaluate.app, name="evaluate")
