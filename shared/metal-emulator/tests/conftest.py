@@ -4,7 +4,6 @@ from pathlib import Path
 import mlx_kv_emulator
 import pytest
 
-pytest_plugins = ["pytester"]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,19 +1,19 @@
-"""pytest --emulate-metal[=run|check|strict]: every kernel that the code under test makes runs on the emulator."""
+"""pytest --emulate-metal[=run|check|strict]: every kernel that the code under test makes runs on the emulator.
+
+A package of its own, because pytest loads plugins before anything else: importing this one must not import mlx.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import get_args
+from typing import TYPE_CHECKING
 
-import mlx.core as mx
 import pytest
 
-from .errors import UnavailableError
-from .kernel import metal_kernel
-from .settings import Mode, settings
-from .toolchain import available
+if TYPE_CHECKING:
+    from mlx_kv_emulator.settings import Mode
 
-_active = pytest.StashKey[tuple[pytest.MonkeyPatch, Mode]]()
+_active = pytest.StashKey[tuple[pytest.MonkeyPatch, "Mode"]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--emulate-metal",
         nargs="?",
         const="run",
-        choices=get_args(Mode),
+        choices=("run", "check", "strict"),
         default=None,
         help="run kernels of mx.fast.metal_kernel on the CPU, in mode run (the default), check or strict",
     )
@@ -34,6 +34,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     mode: Mode | None = early_config.known_args_namespace.emulate_metal
     if mode is None:
         return
+    import mlx.core as mx
+    from mlx_kv_emulator import UnavailableError, available, metal_kernel
+
     usable, reason = available()
     if not usable:
         raise UnavailableError(f"--emulate-metal: {reason}")
@@ -51,6 +54,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     active = item.config.stash.get(_active, None)
     if active is None:
         return (yield)
+    from mlx_kv_emulator import settings
+
     with settings(mode=active[1]):
         return (yield)
 
