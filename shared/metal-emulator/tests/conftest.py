@@ -5,7 +5,6 @@ import mlx_kv_emulator
 import pytest
 
 
-
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
     """Objects are built afresh once per test session, unless a folder for them is given."""

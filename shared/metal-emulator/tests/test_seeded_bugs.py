@@ -318,6 +318,12 @@ WELL_TYPED = {
     "device pointer": ("const device float* p = x + i; o[i] = *p;", "", 64),
     "large input is in device": ("o[i] = f(x);", F, 64),
     "literal without suffix": ("o[i] = max(x[i], 0.5) * 2.0;", "", 64),
+    "threadgroup atomic": (
+        "threadgroup atomic_uint n; atomic_store_explicit(&n, 7u, memory_order_relaxed);"
+        " o[i] = atomic_load_explicit(&n, memory_order_relaxed);",
+        "",
+        64,
+    ),
     "bfloat from float": ("bfloat b = x[i]; o[i] = b;", "", 64),
     "swizzles": ("float4 v = float4(x[i]); v.xy = v.wz; o[i] = v.x + v.zyx.y;", "", 64),
 }

@@ -5,6 +5,7 @@
 #define device __attribute__((address_space(1)))
 #define constant __attribute__((address_space(2)))
 #define threadgroup __attribute__((address_space(3)))
+// `extern`: a class with a constructor, such as an atomic, cannot be defined in an address space, only declared.
 #define MSL_THREADGROUP_VARIABLE extern __attribute__((address_space(3)))
 #else
 #define device
