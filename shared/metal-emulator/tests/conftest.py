@@ -1,8 +1,9 @@
 import os
 from pathlib import Path
 
-import mlx_kv_emulator
 import pytest
+
+import mlx_kv_emulator
 
 
 @pytest.fixture(scope="session", autouse=True)

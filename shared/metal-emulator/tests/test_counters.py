@@ -1,4 +1,5 @@
 import mlx.core as mx
+
 from mlx_kv_emulator import counters, last_launch, metal_kernel
 
 

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import mlx.core as mx
-import mlx_kv_emulator
 import pytest
+
+import mlx_kv_emulator
 from mlx_kv_emulator import (
     EmulatorError,
     build,

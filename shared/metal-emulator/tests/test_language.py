@@ -1,11 +1,12 @@
 """What MSL means: SIMD functions, matrices, vectors, atomics, types. References in NumPy."""
 
 import mlx.core as mx
-import mlx_kv_emulator
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import mlx_kv_emulator
 from mlx_kv_emulator import metal_kernel
 
 LANES = np.arange(32)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mlx_kv_emulator import CompileError, EmulatorError, last_launch, metal_kernel
 
 ATTRIBUTES = {

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from mlx_kv_emulator import run_kernel_function
 
 HEAD = '#include <metal_stdlib>\n#include "mlx/backend/metal/kernels/utils.h"\n'

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
-import mlx_kv_emulator
 import numpy as np
 import pytest
+
+import mlx_kv_emulator
 
 # What one rounding to the type may add, relative to the largest value; intermediate roundings add as many again.
 ULP = {mx.float32: 2.0**-23, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}

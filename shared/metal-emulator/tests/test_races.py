@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mlx_kv_emulator import EmulatorError, metal_kernel
 
 THREADS, CELLS, STEPS = 64, 3, 5

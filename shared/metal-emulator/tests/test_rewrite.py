@@ -1,4 +1,5 @@
 import pytest
+
 from mlx_kv_emulator.rewrite import kernel_parameters, mark_threadgroup_variables, to_cpp
 
 MARK = "MSL_THREADGROUP_VARIABLE"

@@ -5,6 +5,7 @@ from textwrap import dedent
 
 import mlx.core as mx
 import pytest
+
 from mlx_kv_emulator import CompileError, EmulatorError, metal_kernel
 
 HEAD = """uint i = thread_position_in_grid.x;

@@ -35,6 +35,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     if mode is None:
         return
     import mlx.core as mx
+
     from mlx_kv_emulator import UnavailableError, available, metal_kernel
 
     usable, reason = available()
