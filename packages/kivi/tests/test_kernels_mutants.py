@@ -1,0 +1,219 @@
+"""Small changes of the kernels' text, each of which a comparison with the reference must notice."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_kv_kernels import UnavailableBackendError, resolve_backend
+from mlx_kv_kernels.testing import Leg, Mutant, array, check_case, surviving_mutants
+from mlx_kv_kivi import Quantized, dequantize_keys, dequantize_values, launch, quantize_keys, quantize_values
+
+CHECKED = [Leg("emulator", (("mode", "check"), ("order", 0)))]
+
+SLOWER = "16-byte loads are faster, not different"
+LOAD = [
+    Mutant("to[0] = float(as_type<T>(ushort(word)));", "to[0] = float(as_type<T>(ushort(word >> 1)));"),
+    Mutant("to[1] = float(as_type<T>(ushort(word >> 16)));", "to[1] = float(as_type<T>(ushort(word >> 15)));"),
+    Mutant("unpack<T>(words.z, to + 4);", "unpack<T>(words.y, to + 4);"),
+    Mutant("to[i + 3] = four.w;", "to[i + 3] = four.z;"),
+    Mutant("if (stride == 1 && reinterpret_cast", "if (reinterpret_cast"),
+    Mutant("reinterpret_cast<ulong>(from) % 16 == 0", "true"),
+    Mutant("from[i * stride]", "from[i]"),
+    Mutant("stride == 1 && reinterpret_cast<ulong>(from) % 16 == 0", "false", equivalent=SLOWER),
+]
+STORE = [
+    Mutant("uint(as_type<ushort>(high)) << 16", "uint(as_type<ushort>(high)) << 15"),
+    Mutant("pack(from[4], from[5])", "pack(from[4], from[4])"),
+    Mutant("float4{from[i], from[i + 1],", "float4{from[i], from[i],"),
+]
+RULES = [
+    Mutant("metal::fma(metal::fma(-q, scale, distance), inverse, q)", "q"),
+    Mutant("return distance / scale;", "return distance * (1.0f / scale);"),
+    Mutant("i < 3; i++) to[i]", "i < 2; i++) to[i]"),
+    Mutant("uchar(low >> (8 * i))", "uchar(low >> (7 * i))"),
+    Mutant("if (BITS == 8) reinterpret_cast", "if (BITS == 4) reinterpret_cast"),
+    Mutant("LANES = GROUP / 8", "LANES = GROUP / 16"),
+    Mutant("heads = x_shape[1]", "heads = x_shape[0]"),
+    Mutant("finite = finite && metal::isfinite(tile[r][c]);", ""),
+    Mutant("high = finite ? high : INFINITY;", ""),
+    Mutant("low = metal::min(low, simd_shuffle_xor(low, ushort(mask)));", ""),
+    Mutant("mask *= 2", "mask *= 4"),
+    Mutant("finite = range < RANGE_LIMIT;", "finite = range < INFINITY;"),
+    Mutant(">= SMALLEST_SCALE", "> 0"),
+    Mutant("metal::fabs(low) < SMALLEST_NORMAL ? 0.0f : low", "low"),
+    Mutant("? NAN :", "? 0.0f :"),
+    Mutant("finite ? LARGEST_CODE : 0", "LARGEST_CODE"),
+    Mutant(", float(LARGEST_CODE));", ", 2 * float(LARGEST_CODE));"),
+    Mutant("8388608.0f", "16777216.0f"),
+    Mutant("BITS * c / 32", "0"),
+    Mutant("code << (BITS * c % 32)", "code << (BITS * c % 16)"),
+    Mutant("* x_strides[0]", "* x_strides[1]"),
+    Mutant("* x_strides[1]", "* x_strides[2]"),
+    Mutant("long(8 * chunk) * x_strides[3]", "long(8 * chunk)"),
+]
+CODES = [
+    Mutant("words + long(byte / 4) * stride", "words + long(byte / 4)"),
+    Mutant("+ byte % 4;", "+ byte % 2;"),
+    Mutant("BITS == 2) return", "BITS == 3) return"),
+    Mutant("i < 3; i++) codes", "i < 2; i++) codes"),
+    Mutant("<< (8 * i);", "<< (7 * i);"),
+    Mutant("row[long(byte / 4) * stride]", "row[long(byte / 4)]"),
+    Mutant("long(byte / 4 + 1) * stride", "long(byte / 4) * stride"),
+    Mutant("BITS * c < 32 ?", "true ?"),
+    Mutant(">> (BITS * c % 32)", ">> (BITS * c % 16)"),
+    Mutant("((1u << BITS) - 1)", "(1u << BITS)"),
+    Mutant("- 8388608.0f", "- 8388609.0f"),
+    Mutant("precise_add(precise_mul(as_type<float>(code | 0x4b000000u) - 8388608.0f, scale), minimum)",
+           "metal::fma(as_type<float>(code | 0x4b000000u) - 8388608.0f, scale, minimum)"),
+    Mutant("LANES = GROUP / 8", "LANES = GROUP / 16"),
+    Mutant("heads = scale_shape[1]", "heads = scale_shape[0]"),
+    Mutant("* codes_strides[0]", "* codes_strides[1]"),
+    Mutant("* codes_strides[1]", "* codes_strides[2]"),
+    Mutant("* codes_strides[2]", "* codes_strides[3]"),
+    Mutant("* scale_strides[0]", "* scale_strides[1]"),
+    Mutant("* scale_strides[1]", "* minimum_strides[1]"),
+    Mutant("* scale_strides[2]", "* minimum_strides[2]"),
+    Mutant("* minimum_strides[0]", "* scale_strides[0]"),
+    Mutant("minimum + long(sequence)", "scale + long(sequence)"),
+]  # fmt: skip
+
+MUTANTS = {
+    "quantize_keys": [
+        *LOAD,
+        *STORE,
+        *RULES,
+        Mutant("slot = lane / ITEMS", "slot = lane % ITEMS"),
+        Mutant("group = item / chunks", "group = item / (chunks + 1)"),
+        Mutant("first_row = group % groups * GROUP", "first_row = group * GROUP"),
+        Mutant("inside = item < x_shape[0]", "inside = item <= x_shape[0]"),
+        Mutant("mask = ITEMS; mask < 32", "mask = ITEMS; mask < 16"),
+        Mutant("first_row + r * LANES + slot) * x_strides[2]", "first_row + r + 8 * slot) * x_strides[2]"),
+        Mutant("(row * chunks + chunk) * BITS", "(row * chunks) * BITS"),
+        Mutant("if (slot == 0) {", "if (slot < 2) {"),
+        Mutant("store<T>(minima, minimum", "store<T>(scales, minimum"),
+    ],
+    "quantize_values": [
+        *LOAD,
+        *RULES,
+        Mutant("thread_position_in_grid.x / 32 * 128", "thread_position_in_grid.x / 32 * 64"),
+        Mutant("        if (item < total) {\n            load<T>", "        if (item <= total) {\n            load<T>"),
+        Mutant("long(row % rows) * x_strides[2]", "long(row) * x_strides[2]"),
+        Mutant("head = row / rows", "head = row % heads"),
+        Mutant("mask = 1; mask < LANES", "mask = 1; mask <= LANES"),
+        Mutant("if (lane % LANES == 0) {", "if (lane % LANES < 2) {"),
+        Mutant("scale[item / LANES] = own_scale;", "scale[item / LANES] = own_minimum;"),
+        Mutant("ulong(item) * BITS", "ulong(item) * (BITS + 1)"),
+    ],
+    "dequantize_keys": [
+        *LOAD,
+        *STORE,
+        *CODES,
+        Mutant("slot = lane / ITEMS", "slot = lane % ITEMS"),
+        Mutant("group = item / chunks % groups", "group = item / chunks"),
+        Mutant("inside = item < scale_shape[0]", "inside = item <= scale_shape[0]"),
+        Mutant("r * LANES) * codes_strides[2]", "r) * codes_strides[2]"),
+        Mutant("if (slot == 0) {", "if (slot == LANES - 1) {"),
+        Mutant("simd_shuffle(minima[c], ushort(lane % ITEMS))", "minima[c]"),
+        Mutant("ulong(head) * groups * GROUP", "ulong(head) * groups"),
+    ],
+    "dequantize_values": [
+        *STORE,
+        *CODES,
+        Mutant("thread_position_in_grid.x / 32 * 128", "thread_position_in_grid.x / 32 * 64"),
+        Mutant("row = item / chunks % rows", "row = item / chunks"),
+        Mutant("head = item / chunks / rows", "head = item / chunks % rows"),
+        Mutant("group = chunk / LANES", "group = chunk % LANES"),
+        Mutant("if (lane % LANES == 0) {", "if (lane % LANES == 1) {"),
+        Mutant("simd_shuffle(scales[r], ushort(lane / LANES * LANES))", "scales[r]"),
+        Mutant("ulong(item) * 8", "ulong(item) * 4"),
+    ],
+}
+
+
+def groups_of(dtype, bits, group_size, rng):
+    """Groups [count, group_size] of all that the rules speak of."""
+    top = 2**bits - 1
+    steps = np.resize([0, top, *(np.arange(top) + 0.5)], group_size)
+    normal = rng.standard_normal((12, group_size))
+    odd = {mx.float32: 1e38, mx.bfloat16: 1e38, mx.float16: 3e4}[dtype]
+    special = np.where(rng.random((6, group_size)) < 0.3, [[np.nan], [np.inf], [-np.inf], [odd], [-odd], [0.0]], 1.0)
+    pairs = [(-(2.0**126), 2.0**126), (0, top * 2.0**-81), (-(2.0**-127), 1), (0, 3 * top * 2.0**-25), (0.1, 0.1)]
+    limits = [np.resize(pair, group_size) for pair in pairs]
+    borders = (1 + rng.integers(0, 128, (12, 1)) / 128) * steps
+    with np.errstate(over="ignore"):
+        return np.concatenate([normal, special, limits, borders]).astype(np.float32)
+
+
+def quantize_cases(side):
+    rng = np.random.default_rng(0)
+    cases = []
+    for dtype, bits, group_size, view in (
+        (mx.bfloat16, 2, 64, lambda x: mx.pad(x, [(0, 0), (0, 0), (2, 3), (0, 0)])[:, :, 2:-3]),
+        (mx.float16, 8, 32, lambda x: mx.pad(x, [(0, 0), (0, 0), (0, 0), (1, 2)])[..., 1:-2]),
+        (mx.float32, 3, 32, lambda x: mx.contiguous(x.swapaxes(2, 3)).swapaxes(2, 3)),
+        (mx.float32, 3, 32, lambda x: x),
+    ):
+        groups = groups_of(dtype, bits, group_size, rng)
+        if side == "keys":
+            x = groups[rng.integers(0, len(groups), (2, 3, 2, 96))].swapaxes(3, 4).reshape(2, 3, -1, 96)
+        else:
+            x = groups[rng.integers(0, len(groups), (2, 3, 11, 3))].reshape(2, 3, 11, -1)
+        cases.append({"x": view(mx.array(x).astype(dtype)), "bits": bits, "group_size": group_size})
+    return cases
+
+
+def dequantize_cases(side):
+    def codes_as_they_are(codes, scale, minimum):
+        return codes, scale, minimum
+
+    def rows_of_larger_buffers(codes, scale, minimum):
+        rows = [(0, 0), (0, 0), (2, 3), (0, 0)]
+        return mx.pad(codes, rows)[:, :, 2:-3], mx.pad(scale, rows)[:, :, 2:-3], minimum
+
+    def all_strided(codes, scale, minimum):
+        channels = [(0, 0), (0, 0), (0, 0), (1, 2)]
+        swapped = mx.contiguous(scale.swapaxes(2, 3)).swapaxes(2, 3)
+        return mx.contiguous(codes.swapaxes(2, 3)).swapaxes(2, 3), swapped, mx.pad(minimum, channels)[..., 1:-2]
+
+    cases = []
+    for dtype, bits, group_size, views in (
+        (mx.bfloat16, 2, 64, rows_of_larger_buffers),
+        (mx.float16, 8, 32, all_strided),
+        (mx.float32, 3, 32, all_strided),
+        (mx.float32, 3, 32, codes_as_they_are),
+    ):
+        rows, channels = (2 * group_size, 96) if side == "keys" else (11, 3 * group_size)
+        groups = (2, 3, 2, channels) if side == "keys" else (2, 3, rows, 3)
+        codes = array("integers", 0, (2, 3, rows, channels * bits // 32), mx.uint32)
+        codes, scale, minimum = views(codes, array("normal", 1, groups, dtype), array("normal", 2, groups, dtype))
+        cases.append({"codes": codes, "scale": scale, "minimum": minimum, "bits": bits, "group_size": group_size})
+    return cases
+
+
+def dequantize(function):
+    def op(codes, scale, minimum, bits, group_size, backend):
+        return function(Quantized(codes, scale, minimum), bits, group_size, backend=backend)
+
+    return op
+
+
+KERNELS = {
+    "quantize_keys": (launch.QUANTIZE_KEYS, quantize_keys, quantize_cases("keys")),
+    "quantize_values": (launch.QUANTIZE_VALUES, quantize_values, quantize_cases("values")),
+    "dequantize_keys": (launch.DEQUANTIZE_KEYS, dequantize(dequantize_keys), dequantize_cases("keys")),
+    "dequantize_values": (launch.DEQUANTIZE_VALUES, dequantize(dequantize_values), dequantize_cases("values")),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_is_noticed(name):
+    try:
+        resolve_backend("emulator")
+    except UnavailableBackendError as error:
+        pytest.skip(str(error))
+    kernel, op, cases = KERNELS[name]
+
+    def check():
+        for case in cases:
+            check_case(op, case, on=CHECKED)
+
+    assert surviving_mutants(kernel, MUTANTS[name], check) == []
