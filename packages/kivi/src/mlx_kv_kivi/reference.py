@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from jaxtyping import Float, UInt32
 
 
+RANGE_LIMIT = 2.0**127  # so that the inverse of every scale is a normal float32
+SMALLEST_SCALE = 2.0**-80
+SMALLEST_NORMAL = 2.0**-126  # of float32 and bfloat16
+
+
 class Quantized(NamedTuple):
     """Packed codes, and the scale and minimum of each group in the model's dtype: x = code * scale + minimum."""
 
@@ -68,7 +73,7 @@ def pack(codes: UInt32[mx.array, "*batch rows channels"], bits: int) -> UInt32[m
     period = 32 // gcd(32, bits)  # codes after which a word border falls between two codes again
     *batch, channels = codes.shape
     padded = mx.pad(codes.astype(mx.uint32), [(0, 0)] * len(batch) + [(0, -channels % period)])
-    cycles = padded.reshape(*batch, -1, period)
+    cycles = padded.reshape(*batch, padded.shape[-1] // period, period)
     words: list[mx.array] = []
     for word in range(bits * period // 32):
         total = mx.zeros(cycles.shape[:-1], mx.uint32)
@@ -76,7 +81,7 @@ def pack(codes: UInt32[mx.array, "*batch rows channels"], bits: int) -> UInt32[m
             shift = bits * code - 32 * word
             total = total | (cycles[..., code] << shift if shift >= 0 else cycles[..., code] >> -shift)
         words.append(total)
-    return mx.stack(words, axis=-1).reshape(*batch, -1)[..., : -(-channels * bits // 32)]
+    return mx.stack(words, axis=-1).reshape(*batch, padded.shape[-1] * bits // 32)[..., : -(-channels * bits // 32)]
 
 
 def unpack(
@@ -97,16 +102,21 @@ def _quantize(groups: mx.array, bits: int, axis: int) -> tuple[mx.array, mx.arra
     """Return codes (unpacked), scale and minimum of groups that lie along `axis`.
 
     Extremes and scale are computed in float32: in fp16 the range of +-6e4 would be inf. The codes come from the scale
-    and minimum as stored. A group whose stored scale is zero (constant, or a range below the dtype's smallest number)
-    has scale 1 and codes 0. A group with a NaN or an infinity in it reads back as NaN throughout.
+    and minimum as stored. Numbers that leave the range of a dtype:
+
+    - A group with a NaN or an infinity in it, or with a range of 2**127 or more, reads back as NaN throughout.
+    - A group whose stored scale is below 2**-80, or zero in fp16, counts as constant: scale 1, codes 0.
+    - A minimum below float32's normal numbers is stored as 0. With the rule before, this makes scale, minimum and codes
+      the same on GPUs that flush such numbers to zero.
     """
     x = groups.astype(mx.float32)
     low, high = x.min(axis=axis, keepdims=True), x.max(axis=axis, keepdims=True)
-    finite = mx.isfinite(x).all(axis=axis, keepdims=True)
-    scale = ((high - low) / (2**bits - 1)).astype(groups.dtype)
-    scale = mx.where(scale == 0, mx.array(1, groups.dtype), scale)
-    minimum = mx.where(finite, low, float("nan")).astype(groups.dtype)
-    scale = mx.where(finite, scale, mx.array(1, groups.dtype))
+    span = high - low
+    finite = mx.isfinite(x).all(axis=axis, keepdims=True) & (span < RANGE_LIMIT)
+    scale = (span / (2**bits - 1)).astype(groups.dtype)
+    scale = mx.where(finite & (scale.astype(mx.float32) >= SMALLEST_SCALE), scale, mx.array(1, groups.dtype))
+    minimum = mx.where(mx.abs(low) < SMALLEST_NORMAL, 0, low)
+    minimum = mx.where(finite, minimum, float("nan")).astype(groups.dtype)
     codes = mx.round(mx.clip((x - minimum.astype(mx.float32)) / scale.astype(mx.float32), 0, 2**bits - 1))
     codes = mx.where(finite, codes, 0).astype(mx.uint32)
     return codes, scale.squeeze(axis), minimum.squeeze(axis)

@@ -1,0 +1,146 @@
+"""KIVI's four kernels: which arrays they take, and their launches."""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import cache
+from math import prod
+
+import mlx.core as mx
+from mlx_kv_kernels import Backend, Kernel, UnavailableBackendError, resolve_backend
+from mlx_kv_kernels.backend import ENVIRONMENT_VARIABLE
+from mlx_kv_kernels.kernel import CONSTANT_BELOW
+
+from .reference import Quantized
+
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+GROUP_SIZES = (8, 16, 32, 64, 128, 256)  # 1 to 32 lanes of a simdgroup share a group
+_THREADS = 128
+_OWNED_KEYS, _OWNED_VALUES = 64, 32  # elements that a thread owns
+
+_log = logging.getLogger("mlx_kv_kivi")
+
+
+def _kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Kernel:
+    return Kernel(name, "mlx_kv_kivi", inputs, outputs, template=("T", "BITS", "GROUP"), ensure_row_contiguous=False)
+
+
+QUANTIZE_KEYS = _kernel("quantize_keys", ("x",), Quantized._fields)
+QUANTIZE_VALUES = _kernel("quantize_values", ("x",), Quantized._fields)
+DEQUANTIZE_KEYS = _kernel("dequantize_keys", Quantized._fields, ("x",))
+DEQUANTIZE_VALUES = _kernel("dequantize_values", Quantized._fields, ("x",))
+
+
+def choose(backend: str | None, channels: int, dtype: mx.Dtype, bits: int, group_size: int) -> Backend:
+    """The backend for arrays of this kind; where "auto" finds no kernel for them, the reference.
+
+    Raises:
+        UnavailableBackendError: the backend asked for cannot run here, or its kernels do not take such arrays.
+    """
+    chosen = resolve_backend(backend)
+    reason = _unfit(channels, dtype, bits, group_size)
+    if chosen == "reference" or not reason:
+        return chosen
+    if (backend or os.environ.get(ENVIRONMENT_VARIABLE) or "auto") != "auto":
+        raise UnavailableBackendError(f"[kivi] backend {chosen!r} was asked for and has no kernel: {reason}")
+    _log_once(reason)
+    return "reference"
+
+
+def quantize_keys(x: mx.array, bits: int, group_size: int, backend: Backend) -> Quantized:
+    """Launch `quantize_keys`."""
+    *batch, rows, channels = x.shape
+    return _quantize(QUANTIZE_KEYS, x, bits, group_size, (*batch, rows // group_size, channels), _OWNED_KEYS, backend)
+
+
+def quantize_values(x: mx.array, bits: int, group_size: int, backend: Backend) -> Quantized:
+    """Launch `quantize_values`."""
+    *batch, channels = x.shape
+    return _quantize(QUANTIZE_VALUES, x, bits, group_size, (*batch, channels // group_size), _OWNED_VALUES, backend)
+
+
+def dequantize_keys(quantized: Quantized, bits: int, group_size: int, backend: Backend) -> mx.array:
+    """Launch `dequantize_keys`."""
+    *batch, groups, channels = quantized.scale.shape
+    return _dequantize(
+        DEQUANTIZE_KEYS, quantized, bits, group_size, (*batch, groups * group_size, channels), _OWNED_KEYS, backend
+    )
+
+
+def dequantize_values(quantized: Quantized, bits: int, group_size: int, backend: Backend) -> mx.array:
+    """Launch `dequantize_values`."""
+    *batch, groups = quantized.scale.shape
+    return _dequantize(
+        DEQUANTIZE_VALUES, quantized, bits, group_size, (*batch, groups * group_size), _OWNED_VALUES, backend
+    )
+
+
+def _quantize(
+    kernel: Kernel,
+    x: mx.array,
+    bits: int,
+    group_size: int,
+    scale_shape: tuple[int, ...],
+    owned: int,
+    backend: Backend,
+) -> Quantized:
+    *batch, channels = x.shape
+    return Quantized(
+        *kernel(
+            inputs=[_four_axes(x)],
+            template={"T": x.dtype, "BITS": bits, "GROUP": group_size},
+            grid=_grid(x.size, owned),
+            threadgroup=(_THREADS, 1, 1),
+            output_shapes=[(*batch, channels * bits // 32), scale_shape, scale_shape],
+            output_dtypes=[mx.uint32, x.dtype, x.dtype],
+            backend=backend,
+        )
+    )
+
+
+def _dequantize(
+    kernel: Kernel,
+    quantized: Quantized,
+    bits: int,
+    group_size: int,
+    shape: tuple[int, ...],
+    owned: int,
+    backend: Backend,
+) -> mx.array:
+    codes, scale, minimum = (_four_axes(array) for array in quantized)
+    if codes.size < CONSTANT_BELOW:  # so few would lie in Metal's constant memory, which has other pointers
+        codes = mx.pad(codes, [(0, 0), (0, 0), (0, CONSTANT_BELOW), (0, 0)])
+    return kernel(
+        inputs=[codes, scale, minimum],
+        template={"T": scale.dtype, "BITS": bits, "GROUP": group_size},
+        grid=_grid(prod(shape), owned),
+        threadgroup=(_THREADS, 1, 1),
+        output_shapes=[shape],
+        output_dtypes=[scale.dtype],
+        backend=backend,
+    )[0]
+
+
+def _four_axes(x: mx.array) -> mx.array:
+    """The array as [batch, heads, rows, channels]."""
+    return x if x.ndim == 4 else x.reshape(-1, *(1,) * (3 - x.ndim), *x.shape[-3:])
+
+
+def _grid(elements: int, owned: int) -> tuple[int, int, int]:
+    return (-(-elements // (owned * _THREADS)) * _THREADS, 1, 1)
+
+
+def _unfit(channels: int, dtype: mx.Dtype, bits: int, group_size: int) -> str:
+    if dtype not in DTYPES:
+        return f"expected float32, float16 or bfloat16, got {dtype}"
+    if group_size not in GROUP_SIZES:
+        return f"expected group_size in {GROUP_SIZES}, got {group_size}"
+    if channels % 8 or bits * channels % 32:
+        return f"expected channels in eights whose {bits}-bit codes fill 32-bit words, got {channels}"
+    return ""
+
+
+@cache
+def _log_once(reason: str) -> None:
+    _log.warning("KIVI runs as plain MLX ops: its kernels do not take this. %s", reason)
