@@ -2,7 +2,6 @@ import subprocess
 import sys
 
 import pytest
-
 from mlx_kv_cli import blas
 
 needs_openblas = pytest.mark.skipif(

@@ -4,11 +4,11 @@ import re
 import subprocess
 import sys
 
+import mlx.core as mx
 import mlx_kv
 import pytest
 from mlx_kv import MethodInfo
-
-from mlx_kv_cli import console, lm, passkey
+from mlx_kv_cli import console, lm, models, passkey
 from mlx_kv_cli.main import main
 
 
@@ -45,7 +45,7 @@ def plain(text: str) -> str:
         (
             ["generate"],
             "--model --prompt --method --system-prompt --prefill-response --max-tokens --temp --top-p --min-p --top-k "
-            "--seed --ignore-chat-template --chat-template-config --prefill-step-size --json smollm2 kivi(bits=2)",
+            "--prompt-cache-file --seed --ignore-chat-template --chat-template-config --prefill-step-size --json smollm2 kivi(bits=2)",
         ),
         (["methods"], "--json"),
         (["selftest"], "--allow-cpu --json"),
@@ -270,3 +270,33 @@ def test_passkey_command(run, loaded, monkeypatch):
     for part in ("200 @ 0", "300 @ 1", "3/3", "0/12", "repeated"):
         assert part in out
     assert "documentation" not in out
+
+
+def test_a_saved_cache_is_continued_inside_the_users_message(run, loaded, tmp_path):
+    question, rest = "Explain in two sentences", " why the sky is blue."
+    flags = ["generate", "--model", "smollm2", "--method", "dense", "--max-tokens", "12", "--json", "--prompt"]
+    whole = json.loads(run(*flags, question + rest)[1])
+
+    start = models.encode_prompt(loaded.tokenizer, question + "<end>")
+    start = loaded.tokenizer.encode(loaded.tokenizer.decode(start).split("<end>")[0], add_special_tokens=False)
+    cache = mlx_kv.make_prompt_cache(loaded.model, "dense")
+    lm.feed(loaded.model, mx.array([start]), cache)
+    file = tmp_path / "start.safetensors"
+    mlx_kv.save_prompt_cache(str(file), cache)
+    code, out, _ = run(*flags, rest, "--prompt-cache-file", str(file))
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["text"] == whole["text"]
+    assert facts["prompt_tokens"] == whole["prompt_tokens"] - len(start)
+    assert [layer["rows"] for layer in facts["cache"]["layers"]] == [
+        layer["rows"] for layer in whole["cache"]["layers"]
+    ]
+
+    for content in (b"", b"not a cache"):
+        file.write_bytes(content)
+        code, out, err = run(*flags, rest, "--prompt-cache-file", str(file))
+        assert (code, out) == (2, "")
+        assert err.startswith(f"error: --prompt-cache-file {file}: ")
+        assert len(err.splitlines()) == 1
+    code, out, err = run(*flags, rest, "--prompt-cache-file", str(tmp_path / "absent.safetensors"))
+    assert (code, out) == (2, "")

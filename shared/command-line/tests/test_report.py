@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_kv import make_prompt_cache
-
 from mlx_kv_cli import lm
 from mlx_kv_cli.errors import UserError
 from mlx_kv_cli.report import Uncompressed, cache_report, environment, ranges

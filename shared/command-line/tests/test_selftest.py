@@ -2,11 +2,10 @@ import json
 import sys
 
 import pytest
+from mlx_kv_cli.main import main
 from mlx_kv_kernels import backend as backends_module
 from mlx_kv_kernels import selftest
 from mlx_kv_kernels.selftest import Case
-
-from mlx_kv_cli.main import main
 
 
 def passes(backend: str) -> None:

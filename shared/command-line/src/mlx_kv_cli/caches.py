@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mlx.core as mx
-from mlx_kv import make_prompt_cache
+from mlx_kv import load_prompt_cache, make_prompt_cache
 
 from mlx_kv_cli import lm
 from mlx_kv_cli.errors import UserError
@@ -21,6 +23,14 @@ def make_cache(loaded: LoadedModel, method: str | None) -> lm.Cache:
         return make_prompt_cache(loaded.model, method)
     except ValueError as error:  # SpecError and UnsupportedModelError are ValueErrors
         raise UserError(f"--method {method}: {error}") from error
+
+
+def load_cache(loaded: LoadedModel, file: Path, method: str | None) -> lm.Cache:
+    """A cache that `mlx_kv.save_prompt_cache` wrote. Raises UserError when it cannot be read or belongs elsewhere."""
+    try:
+        return load_prompt_cache(str(file), loaded.model, method)
+    except (OSError, ValueError, RuntimeError) as error:  # MLX tells of an unreadable file by a RuntimeError
+        raise UserError(f"--prompt-cache-file {file}: {error}") from error
 
 
 def cache_factory(loaded: LoadedModel, method: str | None) -> lm.CacheFactory:

@@ -36,8 +36,8 @@ class Tokenizer(Protocol):
         """Text of token ids."""
         ...
 
-    def apply_chat_template(self, messages: list[dict[str, str]], *, tokenize: bool, **options: Any) -> Any:
-        """The messages as one text (tokenize=False) in the model's own format."""
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: Any) -> Any:
+        """The messages as one text (with tokenize=False) in the model's own format."""
         ...
 
 

@@ -77,20 +77,29 @@ def encode_prompt(
     system_prompt: str | None = None,
     prefill_response: str | None = None,
     ignore_chat_template: bool = False,
+    continues: bool = False,
     **template_options: object,
 ) -> list[int]:
-    """The prompt's tokens, through the model's chat template when it has one (as `mlx_lm generate` does)."""
+    """The prompt's tokens, through the model's chat template when it has one (as `mlx_lm generate` does).
+
+    continues: the prompt goes on where a saved cache ends, inside the user's message: nothing comes before it.
+    """
     if ignore_chat_template or not tokenizer.has_chat_template:
-        return tokenizer.encode(prompt)
+        return tokenizer.encode(prompt, add_special_tokens=not continues)
     messages = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
     messages.append({"role": "user", "content": prompt})
     if prefill_response is not None:
         messages.append({"role": "assistant", "content": prefill_response})
-    text: str = tokenizer.apply_chat_template(
-        messages,
-        tokenize=False,
-        continue_final_message=prefill_response is not None,
-        add_generation_prompt=prefill_response is None,
+    options = {
+        "tokenize": False,
+        "continue_final_message": prefill_response is not None,
+        "add_generation_prompt": prefill_response is None,
         **template_options,
-    )
+    }
+    text: str = tokenizer.apply_chat_template(messages, **options)
+    if continues:
+        user = next(message for message in messages if message["role"] == "user")
+        user["content"] = mark = "<query>"
+        marked: str = tokenizer.apply_chat_template(messages, **options)
+        text = text[marked.index(mark) :]
     return tokenizer.encode(text, add_special_tokens=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,24 +37,30 @@ def generate(
         str | None, typer.Option(help="A JSON object of options for the chat template.")
     ] = None,
     prefill_step_size: Annotated[int, typer.Option(min=1, help="Prompt tokens processed at a time.")] = 2048,
+    prompt_cache_file: Annotated[
+        Path | None,
+        typer.Option(help="Continue a cache saved by mlx_kv.save_prompt_cache: the prompt follows what it holds."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Generate text through a compressed cache, and report speed and memory."""
     import mlx.core as mx
 
     from mlx_kv_cli import generation, lm, models, report
-    from mlx_kv_cli.caches import make_cache
+    from mlx_kv_cli.caches import load_cache, make_cache
 
     template_options = _json_object(chat_template_config)
     message = sys.stdin.read() if prompt == "-" else prompt
     loaded = console.load(model)
-    cache = make_cache(loaded, method)
+    saved = prompt_cache_file
+    cache = make_cache(loaded, method) if saved is None else load_cache(loaded, saved, method)
     tokens = models.encode_prompt(
         loaded.tokenizer,
         message,
         system_prompt=system_prompt,
         prefill_response=prefill_response,
         ignore_chat_template=ignore_chat_template,
+        continues=saved is not None,
         **template_options,
     )
     if not tokens:
@@ -95,7 +102,7 @@ def _show(result: Generation, method: str | None) -> None:
         + (f" (ratio {cache.ratio:.2f})" if cache.ratio else ""),
         f"Peak memory: {megabytes(result.peak_memory_bytes)}",
     ]
-    if method is None:
+    if method is None and all(layer["method"] is None for layer in cache.layers):
         lines.append("Not compressed: no --method was given")
     else:
         lines += [f"Not compressed: layers {ranges(group.layers)}: {group.reason}" for group in cache.not_compressed]
