@@ -36,7 +36,7 @@ class KiviStore(Store):
         self.values = PackedRows(partial(quantize_values, **values), partial(dequantize_values, **values), 1, c.sinks)
         self._rows: list[int] = []
         self._most: list[int] = []  # rows that each sequence has had at most: `truncate` reaches back from there
-        self._in_prompt: list[bool] = []  # whether each sequence's newest tokens came several at a time
+        self._in_prompt: list[bool] = []  # whether each sequence's newest tokens came as a prompt
 
     @property
     def lengths(self) -> list[int]:
@@ -60,7 +60,8 @@ class KiviStore(Store):
         self._rows = [n + last - first for n, (first, last) in zip(self._rows, spans, strict=True)]
         self._most = [max(n, m) for n, m in zip(self._rows, self._most, strict=True)]
         counts = [last - first for first, last in spans]
-        self._in_prompt = [n > 1 if n else before for n, before in zip(counts, self._in_prompt, strict=True)]
+        drafted = 1 + self.config.rollback  # as many at a time may be a draft that is being verified
+        self._in_prompt = [n > drafted if n else before for n, before in zip(counts, self._in_prompt, strict=True)]
 
     def accept(self, policy: Policy) -> None:
         """Hold prompts in full precision until they end where a policy then chooses rows: it quantises only those."""
