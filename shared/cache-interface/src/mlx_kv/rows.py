@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from mlx_kv_kernels import gather_rows
+
 if TYPE_CHECKING:
     from jaxtyping import Int, Shaped
 
@@ -49,7 +51,11 @@ class RowBuffer:
         data = self._reserve(counts, rows)
         if len(spans) == 1:
             (first, last), end = spans[0], self.ends[0]
-            data[:, end : end + last - first] = rows[0, :, first:last]
+            new = rows[0, :, first:last]
+            if last - first == data.shape[1]:
+                # MLX would make the slice itself the buffer, which keeps alive all that the chunk is a view of.
+                new = mx.take(rows[0], mx.arange(first, last), axis=1)
+            data[:, end : end + last - first] = new
         else:
             sequence = mx.array([b for b, n in enumerate(counts) for _ in range(n)])
             source = mx.array(list(chain.from_iterable(range(*span) for span in spans)))
@@ -81,9 +87,12 @@ class RowBuffer:
 
     def take(self, indices: Int[mx.array, "batch heads kept"], counts: Sequence[int]) -> None:
         """Keep the rows `indices` of each head, the first counts[b] of them in sequence b, in the order given."""
-        kept = mx.take_along_axis(self.view(), indices[..., None], axis=2)
+        kept = gather_rows(self.view(), indices)
         self.clear(len(counts))
-        self.append(kept, [(0, n) for n in counts])
+        if len(counts) == 1 and counts[0] == kept.shape[2]:
+            self.data, self.ends, self.limits = kept[0], [counts[0]], [counts[0]]
+        else:
+            self.append(kept, [(0, n) for n in counts])
 
     def select(self, sequences: Sequence[int]) -> RowBuffer:
         """Return a new buffer with these sequences of the batch, in this order."""

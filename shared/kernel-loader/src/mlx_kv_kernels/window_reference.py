@@ -1,0 +1,52 @@
+"""What the kernels of `window` compute, in plain MLX ops: the specification."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Float32
+
+
+def window_scores(
+    queries: Float[mx.array, "batch query_heads window key_dim"],
+    keys: Float[mx.array, "batch kv_heads rows key_dim"],
+    scale: float,
+    sinks: Float[mx.array, " query_heads"] | None = None,
+) -> Float32[mx.array, "batch kv_heads rows"]:
+    """Softmax of every query over the rows it sees; per row, the sum over the queries and the mean over the group."""
+    batch, query_heads, window, dim = queries.shape
+    _, kv_heads, rows, _ = keys.shape
+    grouped = queries.astype(mx.float32).reshape(batch, kv_heads, -1, dim)
+    scores = scale * (grouped @ keys.astype(mx.float32).swapaxes(2, 3))
+    scores = scores.reshape(batch, query_heads, window, rows)
+    visible = mx.arange(rows) <= mx.arange(rows - window, rows)[:, None]
+    scores = mx.where(visible, scores, -float("inf"))
+    if sinks is not None:
+        column = mx.broadcast_to(sinks.astype(mx.float32)[:, None, None], (batch, query_heads, window, 1))
+        scores = mx.concatenate([scores, column], axis=-1)
+    weights = mx.softmax(scores, axis=-1)[..., :rows]
+    return weights.sum(axis=2).reshape(batch, kv_heads, -1, rows).mean(axis=2)
+
+
+def pool_scores(
+    votes: Float32[mx.array, "batch kv_heads rows"], window: int, kernel_size: int, pooling: str, sinks: int = 0
+) -> Float32[mx.array, "batch kv_heads rows"]:
+    """Pool over kernel_size neighbours among the rows before the window, stride 1; always kept rows get +infinity.
+
+    An average counts absent neighbours as zero and adds in ascending order.
+    """
+    rows = votes.shape[-1]
+    before, half = votes[..., : rows - window], kernel_size // 2
+    padding = [(0, 0), (0, 0), (half, half)]
+    padded = mx.pad(before, padding, constant_values=0.0 if pooling == "avg" else -float("inf"))
+    shifted = [padded[..., i : i + rows - window] for i in range(kernel_size)]
+    pooled = shifted[0]
+    for neighbours in shifted[1:]:
+        pooled = pooled + neighbours if pooling == "avg" else mx.maximum(pooled, neighbours)
+    pooled = pooled * (1 / kernel_size) if pooling == "avg" else pooled
+    pooled = mx.concatenate([pooled, votes[..., rows - window :]], axis=-1)
+    place = mx.arange(rows)
+    return mx.where((place < sinks) | (place >= rows - window), float("inf"), pooled)
