@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 import numpy as np
+
 from mlx_kv.testing.machine import cache_machine
 from mlx_kv_kivi import Kivi, reference
 

@@ -64,7 +64,10 @@ def check_right_padded_prompts(spec: str) -> None:
     """Prompts padded on the right to one length are held without the padding and answered as alone."""
     for borders in ((max(_PROMPTS),), (60, 80, 50)):
         prompts = [random_tokens(seed, n) for seed, n in enumerate(_PROMPTS)]
-        batch, solos = type(new_cache(spec)).merge([new_cache(spec) for _ in prompts]), [new_cache(spec) for _ in prompts]
+        batch, solos = (
+            type(new_cache(spec)).merge([new_cache(spec) for _ in prompts]),
+            [new_cache(spec) for _ in prompts],
+        )
         batch.prepare(lengths=list(_PROMPTS), right_padding=[max(_PROMPTS) - n for n in _PROMPTS])
         padded, done = pad(prompts), 0
         for n in borders:
@@ -97,9 +100,7 @@ def _aged(spec: str, seed: int, age: int) -> CompressedKVCache:
     return cache
 
 
-def _go_on(
-    spec: str, batch: CompressedKVCache, solos: Sequence[CompressedKVCache], what: str, first: int = 1
-) -> None:
+def _go_on(spec: str, batch: CompressedKVCache, solos: Sequence[CompressedKVCache], what: str, first: int = 1) -> None:
     """Give a batch and its sequences' solo caches the same tokens, and compare answers and what is held."""
     for n in (first, 1, 1, 1):
         tokens = [random_tokens(1000 * b + int(solo.size()), n) for b, solo in enumerate(solos)]

@@ -23,7 +23,7 @@ def check_trimmable(spec: str) -> None:
 
 
 def check_trim(spec: str) -> None:
-    """A trim within rollback equals never having seen the tokens, bit for bit; a larger one raises and changes nothing."""
+    """A trim within rollback equals never having seen the tokens, bit for bit; a larger one raises and does nothing."""
     reach = new_cache(spec).rollback
     most = 100 if reach is None else reach
     for seed, kept in enumerate((40, 128, 261)):

@@ -174,7 +174,7 @@ def reachable(root: object) -> list[Any]:
             continue
         seen[id(item)] = item
         if isinstance(item, types.FunctionType):  # its globals are the whole module
-            stack += [item.__closure__, item.__defaults__, item.__kwdefaults__]
+            stack += [*(item.__closure__ or ()), *(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values()]
         else:
             stack += gc.get_referents(item)
             stack += getattr(item, "__dict__", {}).values()

@@ -39,8 +39,7 @@ def check_batch_generator(spec: str) -> None:
         prompts = [random_prompt(seed, n) for seed, n in enumerate((700, 7, 150, 1, 45))]
         limits = [12, 40, 5, 30, 20]
         alone = [
-            greedy(model, prompt, make_prompt_cache(model, spec), n)
-            for prompt, n in zip(prompts, limits, strict=True)
+            greedy(model, prompt, make_prompt_cache(model, spec), n) for prompt, n in zip(prompts, limits, strict=True)
         ]
         own_bytes = max(held for _, held in _serve(model, prompts, limits))
         with installed(model, spec):
@@ -145,7 +144,7 @@ def check_prefix_reuse(spec: str) -> None:
 
 
 def check_depends(spec: str) -> None:
-    """`cache.keys = mx.depends(cache.keys, x)`, as mlx-lm's pipelines write it, evaluates x and changes nothing else."""
+    """`cache.keys = mx.depends(cache.keys, x)`, as mlx-lm's pipelines write it, changes nothing."""
     model = tiny_model("llama")
     plain, tied = make_prompt_cache(model, spec), make_prompt_cache(model, spec)
     prompt = random_prompt(0, 150)
@@ -168,9 +167,7 @@ def installed(model: Any, spec: str) -> Iterator[None]:
         undo()
 
 
-def _serve(
-    model: Any, prompts: list[list[int]], limits: list[int]
-) -> Iterator[tuple[list[tuple[int, int]], int]]:
+def _serve(model: Any, prompts: list[list[int]], limits: list[int]) -> Iterator[tuple[list[tuple[int, int]], int]]:
     """Yield each step's (sequence, token) pairs and the bytes held; the last prompts join while others are answered."""
     generator = BatchGenerator(model)
     try:

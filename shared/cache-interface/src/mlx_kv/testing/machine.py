@@ -37,6 +37,10 @@ def exact(keys: NDArray[Any], values: NDArray[Any]) -> tuple[NDArray[Any], NDArr
     return keys, values
 
 
+def _has_batch(machine: Any) -> bool:
+    return any(pair.batch for pair in machine.pairs)
+
+
 @dataclass
 class Sequence:
     """Every row that a sequence has seen, and how many it has had at most."""
@@ -114,11 +118,12 @@ def cache_machine(
             for chunk in (n for n in chunks if n > 0):
                 self._step(pair, [chunk] * len(pair.sequences), "even")
 
+        @precondition(_has_batch)
         @rule(data=st.data(), lengths=st.lists(_LENGTHS, min_size=_MOST_SEQUENCES, max_size=_MOST_SEQUENCES))
         def append_padded(self, data: st.DataObject, lengths: list[int]) -> None:
             """Append prompts of different length to a batch, padded on the right or, where it is empty, on the left."""
-            pair = self._any(data)
-            if not pair.batch or not self._has_room(pair, max(lengths)):
+            pair = self._any(data, batches=True)
+            if not self._has_room(pair, max(lengths)):
                 return
             left = pair.cache.empty() and data.draw(st.booleans(), label="left")
             self._step(pair, lengths[: len(pair.sequences)], "left" if left else "right")
@@ -164,12 +169,11 @@ def cache_machine(
             sequences = [copy.deepcopy(solos[i].sequences[0]) for i in dict.fromkeys(chosen)]
             self._add(Pair(self.spec, type(caches[0]).merge(caches), sequences, batch=True))
 
+        @precondition(_has_batch)
         @rule(data=st.data())
         def filter(self, data: st.DataObject) -> None:
             """Keep some sequences of a batch."""
-            pair = self._any(data)
-            if not pair.batch:
-                return
+            pair = self._any(data, batches=True)
             kept = data.draw(st.lists(st.sampled_from(range(len(pair.sequences))), min_size=1, unique=True))
             pair.cache.filter(kept)
             pair.sequences = [pair.sequences[b] for b in kept]
@@ -186,12 +190,11 @@ def cache_machine(
             first.cache.extend(second.cache)
             first.sequences += copy.deepcopy(second.sequences)
 
+        @precondition(_has_batch)
         @rule(data=st.data())
         def extract(self, data: st.DataObject) -> None:
             """Take a sequence out of a batch into a cache of its own."""
-            pair = self._any(data)
-            if not pair.batch:
-                return
+            pair = self._any(data, batches=True)
             b = data.draw(st.sampled_from(range(len(pair.sequences))))
             self._add(Pair(self.spec, pair.cache.extract(b), [copy.deepcopy(pair.sequences[b])], batch=False))
 
@@ -207,8 +210,9 @@ def cache_machine(
             nothing = np.zeros((2, 0, 64), np.float32)
             return Pair(self.spec, cache, [Sequence(nothing, nothing)], batch=False)
 
-        def _any(self, data: st.DataObject) -> Pair:
-            return self.pairs[data.draw(st.integers(0, len(self.pairs) - 1), label="cache")]
+        def _any(self, data: st.DataObject, batches: bool = False) -> Pair:
+            pairs = [pair for pair in self.pairs if pair.batch or not batches]
+            return pairs[data.draw(st.integers(0, len(pairs) - 1), label="cache")]
 
         def _add(self, pair: Pair) -> None:
             if len(self.pairs) == _MOST_CACHES:
@@ -244,7 +248,9 @@ def cache_machine(
             offset = pair.cache.offset
             got = [offset] if isinstance(offset, int) else offset.tolist()
             expect(got == seen, self.spec, f"offsets must count the tokens seen, {seen}, got {got}")
-            expect(pair.cache.store.lengths == seen, self.spec, f"lengths must be {seen}, got {pair.cache.store.lengths}")
+            expect(
+                pair.cache.store.lengths == seen, self.spec, f"lengths must be {seen}, got {pair.cache.store.lengths}"
+            )
 
     Caches.TestCase.settings = settings(max_examples=max_examples, stateful_step_count=30, deadline=None)
     return Caches

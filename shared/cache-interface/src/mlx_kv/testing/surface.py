@@ -29,10 +29,10 @@ _FORBIDDEN = {
     "__len__": "mlx-lm writes `if cache and ...`",
     "__bool__": "mlx-lm writes `if cache and ...`",
 }
-_REQUIRED = (
-    "update_and_fetch make_mask attend trim is_trimmable size empty keys_and_values state from_state offset nbytes "
-    "merge filter extend extract prepare finalize"
-).split()
+_PROPERTIES = ("offset", "nbytes", "state", "keys")
+_CALLED_BY_MODELS = ("update_and_fetch", "make_mask", "attend")
+_CALLED_BY_GENERATORS = ("trim", "is_trimmable", "size", "empty", "keys_and_values", "from_state")
+_CALLED_BY_BATCHES = ("merge", "filter", "extend", "extract", "prepare", "finalize")
 _LOCKS = (_thread.LockType, _thread.RLock, threading.Condition, threading.Event, threading.Semaphore)
 
 
@@ -41,7 +41,7 @@ def check_attributes(spec: str) -> None:
     cache = new_cache(spec)
     for name, why in _FORBIDDEN.items():
         expect(not hasattr(type(cache), name) and not hasattr(cache, name), spec, f"must not have {name}: {why}")
-    for name in _REQUIRED:
+    for name in (*_PROPERTIES, *_CALLED_BY_MODELS, *_CALLED_BY_GENERATORS, *_CALLED_BY_BATCHES):
         expect(hasattr(cache, name), spec, f"misses {name}, which mlx-lm's cache protocol has")
     feed(cache, random_tokens(0, 100), [99, 1])
     locks = [type(item).__name__ for item in reachable(cache) if isinstance(item, _LOCKS)]
