@@ -1,12 +1,11 @@
 """What mlx-kv itself provides, under the checks that every method passes, and what the checks say of a broken one."""
 
 import dataclasses
-from importlib.metadata import EntryPoint
 
 import mlx.core as mx
 import pytest
 
-from mlx_kv import CompressedKVCache, DenseStore, plugins
+from mlx_kv import CompressedKVCache, DenseStore
 from mlx_kv.testing import CHECKS, ConformanceError, check_name, driving
 from mlx_kv.testing.batches import check_merged_sequences
 from mlx_kv.testing.copies import check_copies_are_independent, check_five_reloads, check_trim, check_trimmable
@@ -85,7 +84,7 @@ class _Lossy(DenseStore):
 
 
 @pytest.fixture
-def broken(monkeypatch):
+def broken(add_method):
     """Register a store class as the method `broken`."""
 
     def register(store):
@@ -96,10 +95,7 @@ def broken(monkeypatch):
             def create(self, geometry):
                 return store()
 
-        points = {**plugins._points(), "broken": EntryPoint("broken", "nowhere:Broken", plugins.GROUP)}
-        load = plugins._load
-        monkeypatch.setattr(plugins, "_points", lambda: points)
-        monkeypatch.setattr(plugins, "_load", lambda point: Broken if point.name == "broken" else load(point))
+        add_method("broken", Broken)
         return "broken"
 
     return register
