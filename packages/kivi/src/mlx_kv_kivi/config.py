@@ -50,8 +50,12 @@ class Kivi:
         """Check the ranges."""
         for name, bits in (("bits", self.bits), ("key_bits", self.key_bits), ("value_bits", self.value_bits)):
             if bits is not None or name == "bits":
-                _expect(bits in BITS, f"{name} in {BITS}", bits)
-        _expect(self.group_size in GROUP_SIZES, f"group_size in {GROUP_SIZES}", self.group_size)
+                _expect(_is_count(bits) and bits in BITS, f"{name} in {BITS}", bits)
+        _expect(
+            _is_count(self.group_size) and self.group_size in GROUP_SIZES,
+            f"group_size in {GROUP_SIZES}",
+            self.group_size,
+        )
         fits = _is_count(self.residual) and self.residual > 0 and self.residual % self.group_size == 0
         _expect(fits, f"residual a positive multiple of group_size {self.group_size}", self.residual)
         _expect(

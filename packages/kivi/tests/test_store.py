@@ -1,0 +1,152 @@
+"""What a KIVI store holds: which rows exactly, and how many bytes."""
+
+import gc
+import json
+from pathlib import Path
+
+import hypothesis.strategies as st
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+
+from mlx_kv.testing.driving import contents, random_tokens, reachable_arrays, same_bits
+from mlx_kv_kivi import Kivi, KiviStore
+
+GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())["kivi_bytes"]
+
+
+def filled(config, n, heads=1, dim=64, dtype=mx.float16, chunk=None):
+    """Return a store that n random rows were appended to."""
+    store = KiviStore(config)
+    keys, values = (mx.random.normal((1, heads, n, dim), dtype, key=mx.random.key(i)) for i in (1, 2))
+    for start in range(0, n, chunk or n):
+        rows = slice(start, start + (chunk or n))
+        store.append(keys[:, :, rows], values[:, :, rows])
+        store.settle()
+        mx.eval(store.arrays())
+    return store
+
+
+def formula(config, n, heads, dim):
+    """Bytes of n rows: methods' text, at two bytes for a number in full precision."""
+    reach, group = config.rollback, config.group_size
+    packed_keys = config.residual * (max(0, n - reach) // config.residual)
+    packed_values = max(0, n - reach - config.residual)
+    total = 0
+    for packed, bits in ((packed_keys, config.bits_of_keys), (packed_values, config.bits_of_values)):
+        total += packed * dim * heads * bits // 8 + packed * dim * heads * 4 // group
+        total += (n - packed + min(packed, config.sinks)) * dim * heads * 2
+    return total
+
+
+@pytest.mark.parametrize("reach", [0, 1, 40])
+@pytest.mark.parametrize("residual", [32, 64])
+def test_the_newest_rows_are_exact_at_every_length(residual, reach):
+    """K: what is left of the last block; V: the newest `residual`; both: `rollback` more, and the sinks."""
+    config = Kivi(residual=residual, rollback=reach, sinks=3)
+    store, tokens = KiviStore(config), random_tokens(0, 200)
+    for n in range(1, 201):
+        store.append(tokens.keys[:, :, n - 1 : n], tokens.values[:, :, n - 1 : n])
+        store.settle()
+        keys, values = store.dense()
+        packed_keys, packed_values = residual * (max(0, n - reach) // residual), max(0, n - reach - residual)
+        for read, exact, packed in ((keys, tokens.keys, packed_keys), (values, tokens.values, packed_values)):
+            assert read.shape[2] == n
+            assert same_bits(read[:, :, packed:], exact[:, :, packed:n])
+            assert same_bits(read[:, :, : min(3, n)], exact[:, :, : min(3, n)])
+            rounded = mx.abs(read - exact[:, :, :n])[:, :, 3:packed].max(axis=(0, 1, 3))
+            assert (rounded > 0).all()  # and no other row is held beside its codes
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    key_bits=st.sampled_from([2, 3, 4, 8]),
+    value_bits=st.sampled_from([2, 3, 4, 8]),
+    group_size=st.sampled_from([32, 64]),
+    blocks=st.integers(1, 3),
+    reach=st.sampled_from([0, 5, 100]),
+    n=st.integers(1, 900),
+    chunk=st.sampled_from([None, 1000, 77]),
+)
+def test_bytes_follow_the_formula(key_bits, value_bits, group_size, blocks, reach, n, chunk):
+    residual = blocks * group_size
+    config = Kivi(
+        key_bits=key_bits, value_bits=value_bits, group_size=group_size, residual=residual, sinks=0, rollback=reach
+    )
+    store = filled(config, n, chunk=chunk)
+    right = formula(config, n, heads=1, dim=64)
+    rows = sum(map(len, contents(store)[0].values()))
+    # With rollback the tail also keeps the rows that taking tokens back may have to unpack: whole blocks of keys.
+    again = -(-reach // residual) * residual + reach
+    assert right <= rows <= right + again * 64 * 2
+    growth = sum(
+        buffer.step * buffer.data.nbytes // buffer.data.shape[1]
+        for buffer in store.buffers().values()
+        if buffer.data is not None
+    )
+    assert rows <= store.nbytes <= rows + 2 * growth  # a tail slides by up to a step before it moves
+
+
+def test_bytes_of_a_real_layer():
+    """8 KV heads of 128, 4096 tokens, 2 bit: 3,358,720 bytes, 4.995 times below fp16."""
+    case, right = GOLDEN["inputs"], int(GOLDEN["expected"]["bytes"])
+    config = Kivi(bits=case["bits"], group_size=case["group_size"], residual=case["residual_length"], sinks=0)
+    n, heads, dim = case["T"], case["kv_heads"], case["head_dim"]
+    assert formula(config, n, heads, dim) == right
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    store = filled(config, n, heads, dim)
+    gc.collect()
+    allocated = mx.get_active_memory() - before
+    # One step of growth: 256 packed rows of K and V, 64 full-precision ones.
+    step = 256 * heads * dim * (2 / 8 + 4 / 32) * 2 + 64 * heads * dim * 2 * 2
+    assert right <= store.nbytes <= right + step
+    assert store.nbytes == sum(array.nbytes for array in reachable_arrays(store))
+    assert abs(allocated - store.nbytes) <= 0.05 * store.nbytes
+    assert GOLDEN["expected"]["fp16_bytes"] / right == pytest.approx(GOLDEN["expected"]["ratio"], abs=1e-4)
+
+
+def test_packed_rows_are_not_copied_per_token():
+    """A step of one token allocates a small part of what the store holds."""
+    store = filled(Kivi(residual=32), 8192 + 100, heads=2, chunk=2048)
+    token = mx.random.normal((1, 2, 1, 64), mx.float16)
+    held = store.buffers()["keys_codes"].data.nbytes
+    for _ in range(100):
+        mx.eval(token)
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        limits = [buffer.limits for buffer in store.buffers().values()]
+        store.append(token, token)
+        store.settle()
+        mx.eval(store.arrays())
+        grew = limits != [buffer.limits for buffer in store.buffers().values()]
+        if not grew:  # a step of growth moves the rows
+            assert mx.get_peak_memory() - before < held / 4
+
+
+@pytest.mark.parametrize("spec", [Kivi(residual=32), Kivi(residual=32, sinks=0, rollback=20)])
+def test_a_subset_of_the_rows_is_quantised_as_if_it_were_all(spec):
+    """What eviction leaves: the rows kept, read back and appended to a new store."""
+    store = filled(spec, 200, heads=2)
+    keys, values = store.dense()
+    chosen = mx.array([[sorted({*range(h, 200, 3)})[:60] for h in range(2)]])
+    store.take(chosen, [60])
+    fresh = KiviStore(spec)
+    fresh.append(*(mx.take_along_axis(rows, chosen[..., None], axis=2) for rows in (keys, values)))
+    fresh.settle()
+    assert contents(store) == contents(fresh)
+
+
+def test_deferring_reads_nothing_quantised_during_a_prompt():
+    tokens = random_tokens(0, 400)
+    store = KiviStore(Kivi(residual=32, defer=True))
+    for start in range(0, 400, 100):
+        store.append(tokens.keys[:, :, start : start + 100], tokens.values[:, :, start : start + 100])
+        store.settle()
+        for read, exact in zip(store.dense(), (tokens.keys, tokens.values), strict=True):
+            assert same_bits(read, exact[:, :, : start + 100])
+    full = store.nbytes
+    store.append(tokens.keys[:, :, :1], tokens.values[:, :, :1])
+    store.settle()
+    assert store.nbytes < full / 2
