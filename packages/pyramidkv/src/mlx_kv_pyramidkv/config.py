@@ -35,8 +35,7 @@ class PyramidKV(WindowOptions):
     def __post_init__(self) -> None:
         """Check the ranges."""
         super().__post_init__()
-        whole = isinstance(self.beta, int) and not isinstance(self.beta, bool)
-        self._expect(whole and self.beta >= 1, "beta of 1 or more", self.beta)
+        self._expect(type(self.beta) is int and self.beta >= 1, "beta of 1 or more", self.beta)
 
     def create(self, geometry: Geometry) -> PyramidKVPolicy:
         """Make the policy of one layer, which is one of `geometry.layers` that are compressed."""

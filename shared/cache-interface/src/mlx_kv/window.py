@@ -55,7 +55,7 @@ class WindowOptions:
         odd = _is_count(self.kernel_size) and self.kernel_size % 2 == 1
         self._expect(odd, "kernel_size odd", self.kernel_size)
         self._expect(self.pooling in POOLINGS, f"pooling in {POOLINGS}", repr(self.pooling))
-        self._expect(isinstance(self.every_chunk, bool), "every_chunk True or False", self.every_chunk)
+        self._expect(type(self.every_chunk) is bool, "every_chunk True or False", self.every_chunk)
         bounded = _is_count(self.decode_budget) and (self.decode_budget == 0 or self.decode_budget >= least)
         self._expect(bounded, f"decode_budget 0, or at least window + sinks = {least} rows", self.decode_budget)
         self._expect(_is_count(self.interval) and self.interval > 0, "interval of 1 or more", self.interval)

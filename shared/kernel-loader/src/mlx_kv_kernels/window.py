@@ -67,10 +67,10 @@ def window_scores(
     _check(queries, keys, sinks)
     batch, query_heads, window, dim = queries.shape
     _, kv_heads, rows, _ = keys.shape
-    scale = dim**-0.5 if scale is None else scale
+    factor = dim**-0.5 if scale is None else scale
     chosen = _choose(backend, dim, keys.dtype)
     if chosen == "reference":
-        return reference.window_scores(queries, keys, scale, sinks)
+        return reference.window_scores(queries, keys, factor, sinks)
     total = query_heads // kv_heads * window
     fitting = max(_TILE_BYTES // (dim * keys.itemsize) // 8 * 8, 8)
     share = -(-rows // (_ROWS * _SPLITS)) * _ROWS
@@ -82,7 +82,7 @@ def window_scores(
             inputs=[
                 mx.contiguous(queries),
                 keys,
-                mx.array([scale], mx.float32),
+                mx.array([factor], mx.float32),
                 logits,
                 statistics,
                 mx.array([share], mx.int32),
