@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import mlx.core as mx
 from mlx_kv.rows import RowBuffer, Span
 from mlx_kv.store import Store, whole
+from mlx_kv_kernels import gather_rows
 
 from .config import Kivi
 from .packed import PackedRows
@@ -80,7 +81,7 @@ class KiviStore(Store):
 
     def take(self, indices: Int[mx.array, "batch kv_heads kept"], counts: Sequence[int]) -> None:
         """Keep a subset of the rows and quantise it anew: the groups of packed rows have other members now."""
-        keys, values = (mx.take_along_axis(rows, indices[..., None], axis=2) for rows in self.dense())
+        keys, values = (gather_rows(rows, indices) for rows in self.dense())
         in_prompt = self._in_prompt
         self.load({}, self.blank(len(counts)).places())
         self.append(keys, values, [(0, n) for n in counts])
