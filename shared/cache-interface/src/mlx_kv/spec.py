@@ -55,7 +55,7 @@ class Spec:
     def __str__(self) -> str:
         """Write the spec out, without what is at its default: equal specs have equal texts."""
         parts = [(self.policy_name, self.policy), (self.store_name, self.store)]
-        named = [_write(name, config) for name, config in parts if not isinstance(config, KeepAll | Dense)]
+        named = [_write(name, config) for name, config in parts if type(config) not in (KeepAll, Dense)]
         return "+".join(named) or "dense"
 
 
