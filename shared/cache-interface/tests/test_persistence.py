@@ -1,5 +1,6 @@
 """Files that do not fit, whatever is done to them."""
 
+import dataclasses
 import json
 
 import hypothesis.strategies as st
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from mlx_lm.models.cache import make_prompt_cache as make_own_cache
 
-from mlx_kv import CacheFileError, load_prompt_cache, make_prompt_cache, persistence, save_prompt_cache
+from mlx_kv import CacheFileError, Dense, load_prompt_cache, make_prompt_cache, persistence, save_prompt_cache
 from mlx_kv.testing import tiny_model
 from mlx_kv.testing.generation import greedy, random_prompt
 
@@ -78,6 +79,16 @@ def test_a_model_with_other_weights_or_layers_is_refused(saved):
     for other in (tiny_model("gemma3_text", seed=1), tiny_model("gemma3_text", sliding_window=32)):
         with pytest.raises(CacheFileError, match="was saved for another model"):
             load_prompt_cache(saved, other)
+
+
+def test_a_file_of_another_method_is_refused(saved, model, add_method):
+    @dataclasses.dataclass(frozen=True)
+    class Other(Dense):
+        step: int = 2
+
+    add_method("other", Other)
+    with pytest.raises(CacheFileError, match=r"expected the method other\(step=3\), got dense"):
+        load_prompt_cache(saved, model, "other(step=3)")
 
 
 def test_files_of_mlx_lm_are_refused(model, tmp_path):

@@ -120,5 +120,5 @@ def _go_on(spec: str, batch: CompressedKVCache, solos: Sequence[CompressedKVCach
 
 
 def _close(spec: str, got: mx.array, right: mx.array, what: str) -> None:
-    error = mx.abs(got - right).max().item()
+    error = float(mx.abs(got - right).max())
     expect(error < _TOLERANCE, spec, f"{what} is answered with an error of {error} against running alone")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -76,7 +76,7 @@ def check_copies_are_independent(spec: str) -> None:
     futures = [random_tokens(60, 180), random_tokens(61, 180)]
     for name, make in makers:
         for seen in ([299, 1], [120]):
-            cache, expected = new_cache(spec), []
+            cache, expected = new_cache(spec), list[mx.array]()
             feed(cache, random_tokens(1, sum(seen)), seen)
             for future in futures:
                 fresh = new_cache(spec)
@@ -117,10 +117,9 @@ def check_five_reloads(spec: str) -> None:
 def _through_bytes(state: Any) -> Any:
     """Return a state whose arrays have been outside MLX, as a file's have."""
     if isinstance(state, mx.array):
-        raw = np.array(mx.contiguous(state).view(mx.uint8))
-        return mx.array(raw).view(state.dtype)
+        return mx.array(np.array(mx.contiguous(state).view(mx.uint8))).view(state.dtype)
     if isinstance(state, dict):
-        return {name: _through_bytes(value) for name, value in state.items()}
+        return {name: _through_bytes(value) for name, value in cast("dict[str, Any]", state).items()}
     if isinstance(state, list | tuple):
-        return [_through_bytes(value) for value in state]
+        return [_through_bytes(value) for value in cast("list[Any]", state)]
     return state

@@ -132,7 +132,7 @@ def exact_attention(
     group = queries.shape[0] // keys.shape[0]
     chunk, rows = queries.shape[1], keys.shape[1]
     scores = scale * queries @ np.repeat(keys, group, axis=0).swapaxes(1, 2)
-    visible = np.arange(rows) <= rows - chunk + np.arange(chunk)[:, None]
+    visible = np.tril(np.ones((chunk, rows), np.bool_), rows - chunk)
     scores = np.where(visible, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
@@ -141,7 +141,7 @@ def exact_attention(
 
 def to_numpy(array: mx.array) -> NDArray[np.float32]:
     """Return the first sequence of [batch, heads, rows, dim]."""
-    return np.array(array[0].astype(mx.float32))
+    return np.array(array[0].astype(mx.float32), np.float32)
 
 
 def contents(store: Store) -> list[dict[str, bytes]]:
@@ -152,7 +152,7 @@ def contents(store: Store) -> list[dict[str, bytes]]:
         for name, buffer in store.buffers().items():
             if buffer.data is not None and buffer.lengths[b]:
                 rows = mx.contiguous(buffer.data[:, buffer.begins[b] : buffer.ends[b]])
-                one[name] = bytes(memoryview(rows.view(mx.uint8)))
+                one[name] = np.array(rows.view(mx.uint8), np.uint8).tobytes()
         held.append(one)
     return held
 

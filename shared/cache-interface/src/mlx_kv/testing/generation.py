@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_map  # pyright: ignore[reportUnknownVariableType]
 from mlx_lm.generate import BatchGenerator, batch_generate, generate_step, speculative_generate_step
 from mlx_lm.models.cache import LRUPromptCache
 
@@ -26,7 +26,7 @@ def random_prompt(seed: int, length: int) -> list[int]:
     return [int(t) for t in mx.random.randint(0, 128, (length,), key=mx.random.key(seed)).tolist()]  # type: ignore[union-attr]
 
 
-def greedy(model: Any, prompt: Sequence[int], cache: list[Any], count: int) -> list[int]:
+def greedy(model: Any, prompt: list[int], cache: list[Any], count: int) -> list[int]:
     """Return the next `count` tokens, the likeliest each time; `cache` has then seen them all."""
     steps = generate_step(mx.array(prompt), model, max_tokens=count, prompt_cache=cache)
     return [int(token) for token, _ in steps]
@@ -73,7 +73,7 @@ def check_speculation(spec: str) -> None:
     drafts; only without compression must the tokens also be plain greedy's.
     """
     model, draft = tiny_model("llama"), tiny_model("llama")
-    draft.update(tree_map(lambda a: a + 0.01 * mx.random.normal(a.shape, key=mx.random.key(1)), draft.parameters()))
+    draft.update(tree_map(_nudged, draft.parameters()))
     prompt, count = random_prompt(0, 200), 60
     cache = make_prompt_cache(model, spec)
     reach = cache[0].rollback
@@ -158,13 +158,17 @@ def check_depends(spec: str) -> None:
 
 
 @contextmanager
-def installed(model: Any, spec: str) -> Iterator[None]:
+def installed(model: Any, spec: str) -> Generator[None]:
     """Have mlx-lm use a method for a model while the block runs."""
     undo = install(model, spec)
     try:
         yield
     finally:
         undo()
+
+
+def _nudged(weights: mx.array) -> mx.array:
+    return weights + 0.01 * mx.random.normal(weights.shape, key=mx.random.key(1))
 
 
 def _serve(model: Any, prompts: list[list[int]], limits: list[int]) -> Iterator[tuple[list[tuple[int, int]], int]]:

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten, tree_unflatten  # pyright: ignore[reportUnknownVariableType]
 
 _COMMON: dict[str, Any] = {
     "hidden_size": 64,

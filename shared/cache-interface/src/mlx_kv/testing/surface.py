@@ -8,6 +8,7 @@ import threading
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
+from ..cache import CompressedKVCache
 from .driving import (
     ConformanceError,
     Tokens,
@@ -95,8 +96,8 @@ def check_attention(spec: str) -> None:
         keys, values = tokens.keys, tokens.values
         if not cache.empty():
             held = cache.keys_and_values()
-            keys, values = (mx.concatenate(pair, axis=2) for pair in zip(held, (keys, values), strict=True))
-        expected = exact_attention(*(to_numpy(x) for x in (tokens.queries, keys, values)))
+            keys, values = mx.concatenate([held[0], keys], axis=2), mx.concatenate([held[1], values], axis=2)
+        expected = exact_attention(to_numpy(tokens.queries), to_numpy(keys), to_numpy(values))
         error = abs(to_numpy(step(cache, tokens)) - expected).max()
         # float32 against float64; outputs are of the order of 1.
         expect(error < 1e-4, spec, f"a chunk of {n} tokens after {cache.size() - n} is attended to with error {error}")
@@ -130,8 +131,13 @@ def check_caches_share_nothing(spec: str) -> None:
     expect(same_bits(output, expected), spec, "a cache answers differently after another one was fed")
     common = {id(a) for a in reachable_arrays(first)} & {id(a) for a in reachable_arrays(second)}
     expect(not common, spec, f"two caches share {len(common)} arrays")
-    mutable = [{id(x) for x in reachable(cache) if isinstance(x, list | dict | set)} for cache in (first, second)]
-    expect(not mutable[0] & mutable[1], spec, "two caches share a list, dict or set")
+    first_mutable, second_mutable = _containers(first), _containers(second)
+    expect(not first_mutable & second_mutable, spec, "two caches share a list, dict or set")
+
+
+def _containers(cache: CompressedKVCache) -> set[int]:
+    """Return the ids of every list, dict and set that can be reached."""
+    return {id(item) for item in reachable(cache) if type(item) in (list, dict, set)}
 
 
 def _same_mask(spec: str, got: object, expected: object) -> None:
