@@ -7,11 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import mlx.core as mx
+from mlx_kv.layout import Layout
 from mlx_kv.rows import RowBuffer, Span
 from mlx_kv.store import Store, whole
 from mlx_kv_kernels import gather_rows
 
 from .config import Kivi
+from .layout import describe
 from .packed import PackedRows
 from .quantize import dequantize_keys, dequantize_values, quantize_keys, quantize_values
 
@@ -78,6 +80,10 @@ class KiviStore(Store):
     def dense(self) -> tuple[mx.array, mx.array]:
         """Return keys and values in the model's dtype."""
         return self.keys.dense(self._rows), self.values.dense(self._rows)
+
+    def layout(self) -> Layout | None:
+        """Describe the packed rows for attention that reads them as they are."""
+        return describe(self)
 
     def take(self, indices: Int[mx.array, "batch kv_heads kept"], counts: Sequence[int]) -> None:
         """Keep a subset of the rows and quantise it anew: the groups of packed rows have other members now."""

@@ -6,11 +6,15 @@ backend of the entry-point group `mlx_kv.attention` that covers it and reads the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Protocol, cast
 
 import mlx.core as mx
 
+from .layout import Layout
 from .rows import Span
 from .store import Store
 
@@ -18,6 +22,61 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 Mask = mx.array | str | None
+GROUP = "mlx_kv.attention"
+
+_log = logging.getLogger("mlx_kv")
+
+
+class DecodeAttention(Protocol):
+    """What an entry point of the group `mlx_kv.attention` names."""
+
+    @staticmethod
+    def covers(queries: mx.array, layout: Layout, sinks: mx.array | None) -> str | None:
+        """Return why this case is left to the reference; None if `attend` takes it."""
+        ...
+
+    @staticmethod
+    def attend(
+        queries: mx.array, layout: Layout, scale: float, sinks: mx.array | None, logits: bool
+    ) -> tuple[mx.array, mx.array | None]:
+        """Attend with one query row per sequence over all of its rows; see `decode`."""
+        ...
+
+
+def decode(
+    store: Store,
+    queries: Float[mx.array, "batch query_heads 1 key_dim"],
+    scale: float,
+    sinks: Float[mx.array, " query_heads"] | None = None,
+    logits: bool = False,
+) -> tuple[mx.array, mx.array | None] | None:
+    """Attend with one query row per sequence, which sees all rows held, on an installed backend.
+
+    Returns:
+        The output [batch, query_heads, 1, value_dim] and, if asked for, the logits [batch, query_heads, 1, rows] as
+        `logits` computes them; None if no backend is installed or covers the case, each reason being logged once.
+    """
+    backends = _backends()
+    layout = store.layout() if backends else None
+    if layout is None:
+        return None
+    for name, backend in backends.items():
+        reason = backend.covers(queries, layout, sinks)
+        if reason is None:
+            return backend.attend(queries, layout, scale, sinks, logits)
+        _log_once(f"{name} attention is not used for {layout.format.name} rows: {reason}")
+    return None
+
+
+@cache
+def _backends() -> dict[str, DecodeAttention]:
+    points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
+    return {point.name: cast("DecodeAttention", point.load()) for point in points}
+
+
+@cache
+def _log_once(message: str) -> None:
+    _log.info(message)
 
 
 def attend(

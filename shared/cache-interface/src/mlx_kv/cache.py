@@ -103,10 +103,15 @@ class CompressedKVCache(BatchProtocol, SeamCache):
             )
         self._returned = None
         chunk = queries.shape[2]
-        rows_mask = self._rows_mask(mask, chunk)
-        output = attention.attend(self.store, queries, scale, rows_mask, sinks)
         wanted = self.policy.needs_logits and chunk == 1
-        logits = attention.logits(self.store, queries, scale, rows_mask) if wanted else None
+        decodes = chunk == 1 and self._sees_all(mask)
+        decoded = attention.decode(self.store, queries, scale, sinks, wanted) if decodes else None
+        if decoded is not None:
+            output, logits = decoded
+        else:
+            rows_mask = self._rows_mask(mask, chunk)
+            output = attention.attend(self.store, queries, scale, rows_mask, sinks)
+            logits = attention.logits(self.store, queries, scale, rows_mask) if wanted else None
         changed = self.policy.observe(Attended(queries, self._spans, scale, sinks, self.store, logits))
         if chunk > 1:
             # A single token's turn is compressed at the next one, where nothing that is still reading the buffers is
@@ -207,6 +212,12 @@ class CompressedKVCache(BatchProtocol, SeamCache):
         self.store.truncate(n)
         self._width -= n
         return n
+
+    def _sees_all(self, mask: attention.Mask) -> bool:
+        """Tell whether a single token sees all rows held; in a batch and after eviction the mask says no more."""
+        if self._left is None and not self.policy.evicts:
+            return mask is None
+        return not isinstance(mask, mx.array) or mask.dtype == mx.bool_
 
     def _rows_mask(self, mask: attention.Mask, chunk: int) -> attention.Mask:
         """Turn the model's mask over tokens seen into one over rows held."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import mlx.core as mx
 
+from .layout import Layout, dense_format, input_array
 from .rows import RowBuffer, Span
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ class Store(ABC):
     @abstractmethod
     def fresh(self) -> Self:
         """Return an empty store of the same configuration."""
+
+    def layout(self) -> Layout | None:
+        """Describe the arrays as they are held; None if attention can only read `dense()`, or there are no rows."""
+        return None
 
     def accept(self, policy: Policy) -> None:  # noqa: B027 (most stores serve any policy)
         """Prepare for the policy that chooses this store's rows.
@@ -169,6 +174,18 @@ class DenseStore(Store):
     def dense(self) -> tuple[mx.array, mx.array]:
         """Return the rows held."""
         return self.keys.view(), self.values.view()
+
+    def layout(self) -> Layout | None:
+        """Describe the two arrays."""
+        keys, values = self.keys.data, self.values.data
+        if keys is None or values is None:
+            return None
+        arrays = [input_array(data, keys.dtype) for data in (keys, values)]
+        format = dense_format(keys.shape[0], keys.shape[2], values.shape[2], keys.dtype)
+        totals = keys.shape[1], values.shape[1]
+        begins = zip(self.keys.begins, self.values.begins, strict=True)
+        places = [(key, totals[0], value, totals[1]) for key, value in begins]
+        return Layout(format, arrays, self.lengths, places, self.dense)
 
     def take(self, indices: mx.array, counts: Sequence[int]) -> None:
         """Keep a subset of the rows."""

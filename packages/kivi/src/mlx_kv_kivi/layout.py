@@ -1,0 +1,81 @@
+"""The KIVI store's arrays, described for fused attention."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+from mlx_kv.layout import Format, Layout, input_array
+
+from .config import Kivi
+
+if TYPE_CHECKING:
+    from .packed import PackedRows
+    from .store import KiviStore
+
+_BUFFERS = ("codes", "scale", "minimum", "exact", "tail")
+
+
+def describe(store: KiviStore) -> Layout | None:
+    """Return the layout that kernels/kivi_rows.metal reads; None if nothing is packed yet."""
+    keys, values, config, rows = store.keys, store.values, store.config, store.lengths
+    keys_tail, values_tail = keys.tail.data, values.tail.data
+    if keys.codes.data is None or keys_tail is None or values_tail is None:
+        return None
+    kv_heads, _, key_dim = keys_tail.shape
+    # Both sides are packed from the first group that holds no exact row to the last whole group of values.
+    size = config.group_size
+    first = -(-config.sinks // size) * size
+    return Layout(
+        kivi_format(config, kv_heads, key_dim, values_tail.shape[2], keys_tail.dtype),
+        [*_arrays(keys, keys_tail.dtype), *_arrays(values, keys_tail.dtype)],
+        rows,
+        [_place(keys, b, n) + _place(values, b, n) for b, n in enumerate(rows)],
+        store.dense,
+        [(first, max(first, packed // size * size)) for packed in values.codes.lengths],
+    )
+
+
+@cache
+def kivi_format(config: Kivi, kv_heads: int, key_dim: int, value_dim: int, dtype: mx.Dtype) -> Format:
+    """Return the format of a configuration's rows."""
+    constants = {
+        "KEY_BITS": config.bits_of_keys,
+        "VALUE_BITS": config.bits_of_values,
+        "GROUP_SIZE": config.group_size,
+    }
+    return Format(
+        "kivi",
+        ("mlx_kv_kivi", "kernels/kivi_rows.metal"),
+        kv_heads,
+        key_dim,
+        value_dim,
+        dtype,
+        inputs=tuple(f"{side}_{name}" for side in ("key", "value") for name in _BUFFERS),
+        places=20,
+        constants=tuple(constants.items()),
+        tile_rows=config.group_size,
+        key_bits=config.bits_of_keys,
+        value_bits=config.bits_of_values,
+        group_size=config.group_size,
+    )
+
+
+def _arrays(side: PackedRows, dtype: mx.Dtype) -> list[mx.array]:
+    buffers = (side.scale, side.minimum, side.exact, side.tail)
+    return [input_array(side.codes.data, mx.uint32), *(input_array(buffer.data, dtype) for buffer in buffers)]
+
+
+def _place(side: PackedRows, sequence: int, rows: int) -> tuple[int, ...]:
+    """Return a sequence's numbers on one side, as the Metal text counts them."""
+    exact, codes, scale, tail = side.exact, side.codes, side.scale, side.tail
+    return (
+        exact.ends[sequence] - exact.begins[sequence],
+        codes.ends[sequence] - codes.begins[sequence],
+        exact.begins[sequence],
+        codes.begins[sequence],
+        scale.begins[sequence],
+        tail.ends[sequence] - rows,
+        *(0 if buffer.data is None else buffer.data.shape[1] for buffer in (exact, codes, scale, tail)),
+    )

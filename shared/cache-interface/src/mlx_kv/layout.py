@@ -1,0 +1,90 @@
+"""How a store describes the arrays it holds, so that attention can read them without unpacking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlx.core as mx
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    Dense = tuple[
+        Float[mx.array, "batch kv_heads rows key_dim"],
+        Float[mx.array, "batch kv_heads rows value_dim"],
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Format:
+    """What all layouts of a store have in common, and the Metal text that reads them.
+
+    The text, a `.metal` file in two parts as mlx_kv_kernels reads them, defines in its body two objects, `keys` and
+    `values`; mlx-kv-fused-attention's README lists the functions that they need. Formats are compared by identity:
+    kernels are looked up by them at every step, so a store makes its format once.
+    """
+
+    name: str
+    """Names the layout in kernels and messages, such as "kivi"."""
+    source: tuple[str, str]
+    """The package that carries the Metal text, and the file's path in it."""
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: mx.Dtype
+    """Of the rows in full precision: the model's."""
+    inputs: tuple[str, ...]
+    """The names by which the text knows the layout's arrays."""
+    places: int
+    """Numbers of each sequence, which the text finds as `place[0]`, `place[1]`, ..."""
+    constants: tuple[tuple[str, int], ...] = ()
+    """Compile-time numbers, by the names that the text uses."""
+    packed: bool = True
+    """Whether reading the arrays moves fewer bytes than reading dense rows."""
+    tile_rows: int = 0
+    """Rows of a group that share what `keys.fold` yields; 0 where the text has no `fragment` functions."""
+    key_bits: int = 0
+    """Bits of a key's code in tiles; codes lie side by side in 32-bit words, from the low bit."""
+    value_bits: int = 0
+    """Bits of a value's code in tiles."""
+    group_size: int = 0
+    """Channels that share a value's scale in tiles."""
+
+
+class Layout(NamedTuple):
+    """The rows of one layer as a store holds them now."""
+
+    format: Format
+    arrays: Sequence[mx.array]
+    """In the order of `format.inputs`; each has 8 elements or more."""
+    rows: Sequence[int]
+    """Rows of each sequence of the batch."""
+    places: Sequence[tuple[int, ...]]
+    """Numbers of each sequence, on the host."""
+    dense: Callable[[], Dense]
+    """Returns keys and values uncompressed, each sequence from row 0, as long as the longest."""
+    tiles: Sequence[tuple[int, int]] = ()
+    """Of each sequence, the rows first..last-1 that may be read in tiles; both are multiples of `format.tile_rows`."""
+
+
+def input_array(data: mx.array | None, dtype: mx.Dtype) -> mx.array:
+    """Return a buffer's array as a kernel takes it: one that stands for nothing if the buffer is empty."""
+    return _nothing(dtype) if data is None or data.size == 0 else data
+
+
+@cache
+def _nothing(dtype: mx.Dtype) -> mx.array:
+    return mx.zeros((1, 8, 1), dtype)  # of fewer than 8 elements, an input would be in another address space on Metal
+
+
+@cache
+def dense_format(kv_heads: int, key_dim: int, value_dim: int, dtype: mx.Dtype) -> Format:
+    """Return the format of dense rows: first row and all rows of the keys, and the same of the values."""
+    source = ("mlx_kv", "kernels/dense_rows.metal")
+    inputs = ("key_rows", "value_rows")
+    return Format("dense", source, kv_heads, key_dim, value_dim, dtype, inputs, places=4, packed=False)
+
+
