@@ -19,7 +19,7 @@ def test_dense(check):
     check("dense")
 
 
-TestDenseCaches = cache_machine({"dense": exact}, max_examples=100).TestCase
+TestDenseCaches = cache_machine({"dense": exact}, max_examples=50).TestCase
 
 
 class _Rounding(DenseStore):
