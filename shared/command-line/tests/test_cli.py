@@ -45,7 +45,8 @@ def plain(text: str) -> str:
         (
             ["generate"],
             "--model --prompt --method --system-prompt --prefill-response --max-tokens --temp --top-p --min-p --top-k "
-            "--prompt-cache-file --seed --ignore-chat-template --chat-template-config --prefill-step-size --json smollm2 kivi(bits=2)",
+            "--prompt-cache-file --seed --ignore-chat-template --chat-template-config --prefill-step-size --json "
+            "smollm2 kivi(bits=2)",
         ),
         (["methods"], "--json"),
         (["selftest"], "--allow-cpu --json"),

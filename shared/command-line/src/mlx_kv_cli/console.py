@@ -29,7 +29,7 @@ def note(text: str) -> None:
 
 def error(text: str) -> None:
     """The one line that says why a command failed."""
-    err.print(f"error: {text}", style="red", markup=False, soft_wrap=True)
+    err.print(f"error: {' '.join(text.split())}", style="red", markup=False, soft_wrap=True)
 
 
 def load(name: str) -> LoadedModel:
