@@ -1,4 +1,10 @@
-"""Loads OpenBLAS before any test imports mlx: on Linux the tests on a real model are then many times faster."""
+"""For all packages' tests: OpenBLAS before mlx is imported, and a summary of what was measured and what did not run."""
+
+import os
+
+import pytest
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the tests run in two processes
 
 try:
     from mlx_kv_cli.blas import load_openblas
@@ -10,3 +16,34 @@ else:
 
 def pytest_report_header() -> str:
     return f"blas: {BLAS}"
+
+
+@pytest.fixture(scope="session")
+def shown():
+    """Tables that the summary shows whatever becomes of the tests: append text to it."""
+    return []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    tables = item.funcargs.get("shown") if hasattr(item, "funcargs") else None
+    if tables:
+        report.user_properties += [("shown", table) for table in tables]  # travels between processes with the report
+        tables.clear()
+    return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()):
+                if name == "shown":
+                    terminalreporter.write_line(f"\n{value}")
+    try:
+        from mlx_kv_kernels.testing import legs, not_run
+    except ImportError:
+        return
+    terminalreporter.write_line("kernels ran on: " + (", ".join(map(str, legs())) or "nothing"))
+    for backend, reason in not_run().items():
+        terminalreporter.write_line(f"kernels did not run on {backend}: {reason}")

@@ -2,11 +2,12 @@
 
 import mlx.core as mx
 import pytest
-from mlx_kv import CompressedKVCache, UnsupportedModelError, make_prompt_cache, memory_report
-from mlx_kv.testing.models import tiny_model
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.cache import make_prompt_cache as own_prompt_cache
+
+from mlx_kv import CompressedKVCache, UnsupportedModelError, make_prompt_cache, memory_report
+from mlx_kv.testing.models import tiny_model
 
 FAMILIES = ["llama", "qwen2", "qwen3", "phi3", "gemma3_text", "gpt_oss", "qwen3_next"]
 SHARING = ["gemma4_text", "gemma3n"]

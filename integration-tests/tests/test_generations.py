@@ -2,11 +2,12 @@
 
 import mlx.core as mx
 import pytest
-from mlx_kv import CompressedKVCache, install, make_prompt_cache
-from mlx_kv.testing.models import tiny_model
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.cache import make_prompt_cache as own_prompt_cache
+
+from mlx_kv import CompressedKVCache, install, make_prompt_cache
+from mlx_kv.testing.models import tiny_model
 
 PROMPT = mx.random.randint(0, 96, (200,), key=mx.random.key(3))
 

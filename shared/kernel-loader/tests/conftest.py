@@ -2,13 +2,6 @@ from itertools import count
 
 import pytest
 from mlx_kv_kernels import Kernel, UnavailableBackendError, resolve_backend
-from mlx_kv_kernels.testing import legs, not_run
-
-
-def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line("kernels ran on: " + (", ".join(map(str, legs())) or "nothing"))
-    for backend, reason in not_run().items():
-        terminalreporter.write_line(f"kernels did not run on {backend}: {reason}")
 
 
 @pytest.fixture
