@@ -1,0 +1,165 @@
+"""Decode steps of an 8B-shaped model: fp16 cache, KIVI 2 bit, mlx-lm's kv_bits=4, and the ceiling, in one run.
+
+    python decode_model.py [--output FILE] [--rows 2048 ...]
+
+Llama-3.1-8B's configuration with random bfloat16 weights made on the device; caches are filled with random rows rather
+than by a prompt. A step is one token of `mlx_lm.generate_step`. The ceiling is the fp16 step with attention's share
+replaced by the time that reading KIVI's bytes takes at copy bandwidth: no cache of that size can be read faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import mlx.core as mx
+from mlx.utils import tree_map
+from mlx_lm.generate import generate_step
+from mlx_lm.models import llama
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
+
+import mlx_kv
+
+KIVI = "kivi(bits=2, group_size=64)"
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 128256,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 131072,
+}
+
+
+def make_model(layers):
+    model = llama.Model(llama.ModelArgs.from_dict({**LLAMA_8B, "num_hidden_layers": layers}))
+    model.update(tree_map(lambda p: mx.random.normal(p.shape, scale=0.02, dtype=mx.bfloat16), model.parameters()))
+    mx.eval(model.parameters())
+    return model
+
+
+def rows_of(count, seed):
+    return (mx.random.normal((1, 8, count, 128), dtype=mx.bfloat16, key=mx.random.key(seed + i)) for i in range(2))
+
+
+def fill(cache, rows):
+    """Append random rows to every layer's cache, in the chunks of a prompt."""
+    for layer, one in enumerate(cache):
+        for first in range(0, rows, 16384):
+            keys, values = rows_of(min(16384, rows - first), 2 * layer + first)
+            one.update_and_fetch(keys, values)
+            if hasattr(one, "store"):
+                one._returned = None  # nobody attends to these
+                one.store.settle()
+        mx.eval(one.state[0] if hasattr(one, "store") else one.state)
+    return cache
+
+
+def caches(model, rows):
+    layers = len(model.layers)
+    yield "fp16", fill([KVCache() for _ in range(layers)], rows)
+    yield "kivi_2_bit", fill(mlx_kv.make_prompt_cache(model, KIVI), rows)
+    yield "mlx_lm_4_bit", fill([QuantizedKVCache(group_size=64, bits=4) for _ in range(layers)], rows)
+
+
+def milliseconds_per_step(model, cache, steps):
+    times, begin = [], None
+    for _ in generate_step(mx.array([1]), model, max_tokens=steps + 8, prompt_cache=cache):
+        now = time.perf_counter()
+        times.append(0.0 if begin is None else now - begin)
+        begin = now
+    return statistics.median(times[8:]) * 1e3
+
+
+def attention_milliseconds(layers, rows, calls=16):
+    """MLX's own attention over bfloat16 rows, all layers, back to back."""
+    scale, query = 128**-0.5, mx.random.normal((1, 32, 1, 128), dtype=mx.bfloat16)
+    pairs = [tuple(rows_of(rows, seed)) for seed in range(3)]
+    mx.eval(query, pairs)
+
+    def once(n):
+        mx.synchronize()
+        begin = time.perf_counter()
+        mx.eval([mx.fast.scaled_dot_product_attention(query, *pairs[i % 3], scale=scale) for i in range(n)])
+        mx.synchronize()
+        return (time.perf_counter() - begin) / n
+
+    once(4)
+    return statistics.median(once(calls) for _ in range(5)) * layers * 1e3
+
+
+def copy_bandwidth():
+    """Bytes a second, read plus written."""
+    arrays = [mx.random.normal((1 << 28,), key=mx.random.key(i)) for i in range(2)]
+    mx.eval(arrays)
+
+    def once():
+        mx.synchronize()
+        begin = time.perf_counter()
+        mx.eval([arrays[i % 2] + 1 for i in range(6)])
+        mx.synchronize()
+        return (time.perf_counter() - begin) / 6
+
+    once()
+    return 2 * arrays[0].nbytes / statistics.median(once() for _ in range(5))
+
+
+def measure(model, rows, bandwidth, steps):
+    result = {"rows": rows, "milliseconds": {}, "bytes_held": {}}
+    for name, cache in caches(model, rows):
+        result["milliseconds"][name] = milliseconds_per_step(model, cache, steps)
+        result["bytes_held"][name] = sum(one.nbytes for one in cache)
+        del cache
+        mx.clear_cache()
+    attention = attention_milliseconds(len(model.layers), rows)
+    fp16, kivi = result["milliseconds"]["fp16"], result["milliseconds"]["kivi_2_bit"]
+    ceiling = fp16 - attention + result["bytes_held"]["kivi_2_bit"] / bandwidth * 1e3
+    gain = fp16 - ceiling
+    return {
+        **result,
+        "fp16_attention_milliseconds": attention,
+        "ceiling_milliseconds": ceiling,
+        "share_of_ceilings_gain": (fp16 - kivi) / gain if gain > 0 else None,
+        "speed_against_fp16": fp16 / kivi,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--rows", type=int, nargs="+", default=[2048, 8192, 32768, 131072])
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=24)
+    arguments = parser.parse_args()
+    model, bandwidth = make_model(arguments.layers), copy_bandwidth()
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    results = {
+        "device": str(mx.device_info().get("device_name")),
+        "mlx": mx.__version__,
+        "mlx_lm": version("mlx-lm"),
+        "commit": commit,
+        "spec": KIVI,
+        "model": {**LLAMA_8B, "num_hidden_layers": arguments.layers},
+        "copy_gigabytes_per_second": bandwidth / 1e9,
+        "cases": [],
+    }
+    for rows in arguments.rows:
+        results["cases"].append(measure(model, rows, bandwidth, arguments.steps))
+        print(json.dumps(results["cases"][-1]), flush=True)
+    if arguments.output:
+        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Decode attention over the rows that a store holds, packed or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import log
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlx.core as mx
+
+from mlx_kv.layout import Layout
+from mlx_kv_kernels import resolve_backend
+
+from . import reference
+from .merge import launch_merge
+from .plan import Plan, places_of, plan, refusal, splits_of, tiles_of
+from .splits import SIMDGROUPS
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Float32
+
+
+class Attention(NamedTuple):
+    """An output with what policies score rows by."""
+
+    output: Float[mx.array, "batch query_heads 1 value_dim"]
+    logits: Float32[mx.array, "batch query_heads rows"]
+    """scale * q.k of every row, -inf beyond a sequence's length."""
+    lse: Float32[mx.array, "batch query_heads"]
+    """Natural logarithm of the softmax's denominator, the sink included: probabilities are exp(logits - lse)."""
+
+
+def attend(
+    queries: Float[mx.array, "batch query_heads 1 key_dim"],
+    layout: Layout,
+    scale: float,
+    sinks: Float[mx.array, " query_heads"] | None = None,
+    *,
+    logits: bool = False,
+    splits: int | None = None,
+    backend: str | None = None,
+) -> mx.array | Attention:
+    """Attend with one query row per sequence over all rows of a layout, in two launches.
+
+    Split-KV attention with head packing: threadgroups share out the rows of each KV head, each reads its rows once for
+    all query heads of the group, and a second launch merges them. Deterministic: same inputs and splits, same bits.
+
+    Args:
+        queries: post-RoPE queries in the dtype of the layout's rows.
+        layout: where the rows are (`store.layout()`).
+        scale: what the scores are multiplied with.
+        sinks: one logit per query head that joins the softmax without a value (gpt_oss).
+        logits: also return the logits and their logsumexp.
+        splits: splits of the rows of each KV head (default: chosen from rows, heads, batch and the device's cores).
+        backend: "metal", "cuda", "emulator", "reference" or "auto" (default: MLX_KV_BACKEND, else auto).
+
+    Returns:
+        The output [batch, query_heads, 1, value_dim] in the dtype of the queries, zero for a sequence without rows;
+        with `logits` an Attention.
+
+    Raises:
+        ValueError: there is no kernel for these shapes or dtypes, or splits is not positive.
+        UnavailableBackendError: the backend asked for cannot run here.
+    """
+    reason = refusal(queries, layout, sinks)
+    if reason is not None:
+        raise ValueError(f"[fused_attention] {reason}")
+    if splits is not None and splits < 1:
+        raise ValueError(f"[fused_attention] expected splits of 1 or more, got {splits}")
+    backend = resolve_backend(backend)
+    if backend == "reference":
+        full = reference.attend(queries, *layout.dense(), layout.rows, scale, sinks)
+        return Attention(*full) if logits else full[0]
+    query_heads = queries.shape[1]
+    of_layout = plan(layout.format, query_heads, scale, logits, backend)
+    tiles = tiles_of(layout, of_layout.tiled)
+    chosen = splits_of(layout, of_layout, tiles, splits)
+    logit_rows = max(layout.rows) if logits else 0
+    launch = _launcher(of_layout, len(layout.rows), query_heads, chosen.rows + chosen.tiles, logit_rows, backend)
+    places = places_of(layout, tiles, logit_rows, chosen.rows)
+    outputs = launch(queries, places, *layout.arrays, *(() if sinks is None else (sinks,)))
+    return Attention(*outputs) if logits else outputs[0]
+
+
+@lru_cache(1024)
+def _launcher(
+    of_layout: Plan, batch: int, query_heads: int, splits: int, logit_rows: int, backend: str
+) -> Callable[..., list[mx.array]]:
+    """Return both launches as one function of queries, places, the layout's arrays and, if there are any, sinks."""
+    kernel, heads = of_layout.kernel, batch * query_heads
+    kv_heads, dim = query_heads // int(of_layout.template["GROUP"]), int(of_layout.template["VALUE_DIM"])  # type: ignore[call-overload]
+    wanted = [(heads, splits, dim), (heads, splits)] + ([(batch, query_heads, logit_rows)] if logit_rows else [])
+
+    def launch(*arrays: mx.array) -> list[mx.array]:
+        queries, sinks = arrays[0], arrays[len(kernel.input_names) :]
+        outputs, lse, *logits = kernel(
+            inputs=arrays[: len(kernel.input_names)],
+            template=of_layout.template,
+            grid=(32 * SIMDGROUPS * splits, kv_heads, batch),
+            threadgroup=(32 * SIMDGROUPS, 1, 1),
+            output_shapes=wanted,
+            output_dtypes=[mx.float32] * len(wanted),
+            init_value=-float("inf") if logit_rows else None,  # beyond a sequence's length nothing is written
+            threadgroups_per_core=of_layout.threadgroups_per_core,
+            backend=backend,
+        )
+        output, total = launch_merge(
+            outputs, lse, sinks[0] if sinks else None, (batch, query_heads, 1, dim), queries.dtype, backend
+        )
+        return [output, *logits, total.reshape(batch, query_heads) * log(2)] if logit_rows else [output]
+
+    # Compiled, a call costs the host a fraction; logits grow with every row, and would be compiled anew each time.
+    return launch if backend == "emulator" or logit_rows else mx.compile(launch)

@@ -1,0 +1,58 @@
+"""The attention kernels: a layout's own text between parts of this package's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from mlx_kv_kernels import Kernel
+from mlx_kv_kernels.source import BODY_MARKER, read, split
+
+PACKAGE = "mlx_kv_fused_attention"
+SEQUENCE = (PACKAGE, "kernels/sequence.metal")
+ROWS = (PACKAGE, "kernels/rows.metal")
+TILES = (PACKAGE, "kernels/tiles.metal")
+
+
+@dataclass(frozen=True)
+class AttentionKernel(Kernel):
+    """attend_rows or attend_tiles for one layout.
+
+    The text is sequence.metal, the layout's, this package's helpers and the kernel's own: helpers first, then bodies.
+    """
+
+    layout_source: tuple[str, str] = ("", "")
+
+    @property
+    def text(self) -> str:
+        """The composed text; `#line` keeps every file's own name and lines in messages."""
+        helpers = (ROWS, TILES) if self.name == "attend_tiles" else (ROWS,)
+        own = (self.package, f"kernels/{self.filename}")
+        # An output that is not wanted is not made; the text then names another one, and never writes to it.
+        logits = "logits" if "logits" in self.output_names else "lse"
+        return _compose(
+            tuple((file[1].rpartition("/")[2], read(*file)) for file in (SEQUENCE, self.layout_source)),
+            tuple((file[1].rpartition("/")[2], read(*file)) for file in helpers),
+            (self.filename, read(*own)),
+            logits,
+        )
+
+
+File = tuple[str, str]  # name and text
+
+
+@cache
+def _compose(before: tuple[File, ...], helpers: tuple[File, ...], own: File, logits: str) -> str:
+    parts = [split(text, name) for name, text in before]
+    header, body = split(own[1], own[0])
+    return "".join(
+        [
+            *(helper for helper, _ in parts),
+            *(f'#line 1 "{name}"\n{text}' for name, text in helpers),
+            header,
+            BODY_MARKER + "\n",
+            *(statements for _, statements in parts),
+            f"    device float* all_logits = {logits};\n",
+            body,
+        ]
+    )

@@ -1,0 +1,45 @@
+// Split-KV decode attention, row by row in float: any layout, any dtype. The rows of a sequence are shared out evenly over the
+// simdgroups of all splits.
+// --- body ---
+    constexpr int KC = channels_of_lane(KEY_DIM), VC = channels_of_lane(VALUE_DIM), THREADS = 32 * SIMDGROUPS;
+    threadgroup float query[GROUP * 32 * KC];
+    threadgroup float maxima[GROUP * SIMDGROUPS], sums[GROUP * SIMDGROUPS];
+    threadgroup float weighed[SIMDGROUPS * 32 * VC];
+
+    const int thread_index = thread_position_in_threadgroup.x, lane = thread_index_in_simdgroup;
+    const int simdgroup = simdgroup_index_in_threadgroup;
+    const int split = threadgroup_position_in_grid.x, splits = threadgroups_per_grid.x;
+    const int first_head = (sequence * int(threadgroups_per_grid.y) + kv_head) * GROUP;
+    const float scale = as_type<float>(uint(SCALE));  // of the scores, log2(e) included
+    for (int i = thread_index; i < GROUP * 32 * KC; i += THREADS) {
+        const int head = i / (32 * KC), c = i % (32 * KC);
+        query[i] = c < KEY_DIM ? float(queries[(first_head + head) * KEY_DIM + c]) * scale : 0.0f;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    RowState<GROUP, VC> state;
+    const long rows = row_count - (tiles_end - tiles_begin), units = splits * SIMDGROUPS;
+    const int unit = split * SIMDGROUPS + simdgroup;
+    attend_rows<GROUP, KEY_DIM, VALUE_DIM>(
+        state, keys, values, query, logits_of<LOGITS>(all_logits + long(first_head) * logit_rows, logit_rows),
+        int(rows * unit / units), int(rows * (unit + 1) / units), tiles_begin, tiles_end, lane);
+
+    #pragma unroll
+    for (int h = 0; h < GROUP; h++) {
+        if (lane == 0) {
+            maxima[h * SIMDGROUPS + simdgroup] = state.maximum[h];
+            sums[h * SIMDGROUPS + simdgroup] = state.sum[h];
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    #pragma unroll
+    for (int h = 0; h < GROUP; h++) {
+        const float3 weight = weigh<SIMDGROUPS>(maxima + h * SIMDGROUPS, sums + h * SIMDGROUPS, state.maximum[h]);
+        #pragma unroll
+        for (int c = 0; c < VC; c++) weighed[(simdgroup * 32 + lane) * VC + c] = state.value[h][c] * weight.x;
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const long place_of_head = long(first_head + h) * splits + split;
+        store_head<SIMDGROUPS, VALUE_DIM, 32 * VC>(
+            weighed, outputs + place_of_head * VALUE_DIM, lse + place_of_head, weight.y, weight.z, thread_index);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+    }

@@ -1,0 +1,101 @@
+// Attention over single rows, in float, and the end of both kernels: a lane holds a run of channels, a simdgroup a run of rows.
+
+constexpr constant float LOWEST = -1e30f;            // below every score, and finite: differences of maxima are never NaN
+constexpr constant float LN2 = 0.6931471805599453f;
+
+METAL_FUNC constexpr int channels_of_lane(int dim) { return (dim + 31) / 32; }
+
+// Online softmax of GROUP query heads: the maximum of the scores (base 2), the sum of 2^(score - maximum), and that sum of values.
+template <int GROUP, int CHANNELS> struct RowState {
+    float maximum[GROUP], sum[GROUP], value[GROUP][CHANNELS];
+};
+
+// Rows first..last-1 of the rows outside the tiles, counted without them.
+template <int GROUP, int KEY_DIM, int VALUE_DIM, typename Keys, typename Values, typename Queries, typename Logits>
+METAL_FUNC void attend_rows(
+    thread RowState<GROUP, channels_of_lane(VALUE_DIM)>& state, Keys keys, Values values, Queries queries, Logits logits,
+    int first, int last, int tiles_begin, int tiles_end, int lane) {
+    constexpr int STEP = 4;                          // rows whose loads are in flight together
+    constexpr int KC = channels_of_lane(KEY_DIM), VC = channels_of_lane(VALUE_DIM);
+    #pragma unroll
+    for (int h = 0; h < GROUP; h++) {
+        state.maximum[h] = LOWEST;
+        state.sum[h] = 0;
+        #pragma unroll
+        for (int c = 0; c < VC; c++) state.value[h][c] = 0;
+    }
+    for (int step = first; step < last; step += STEP) {
+        float key[STEP][KC], value[STEP][VC];
+        int row[STEP];
+        #pragma unroll
+        for (int i = 0; i < STEP; i++) {
+            const int outside = metal::min(step + i, last - 1);
+            row[i] = outside < tiles_begin ? outside : outside + tiles_end - tiles_begin;
+            keys.read(row[i], lane * KC, key[i]);
+            values.read(row[i], lane * VC, value[i]);
+        }
+        #pragma unroll
+        for (int h = 0; h < GROUP; h++) {
+            float score[STEP], highest = state.maximum[h];
+            #pragma unroll
+            for (int i = 0; i < STEP; i++) {
+                float product = 0;
+                #pragma unroll
+                for (int c = 0; c < KC; c++) product += queries[(h * 32 + lane) * KC + c] * key[i][c];
+                product = simd_sum(product);
+                logits.write_if(step + i < last && lane == 0, h, row[i], product);
+                score[i] = step + i < last ? product : -INFINITY;
+                highest = metal::max(highest, score[i]);
+            }
+            const float rescale = metal::exp2(state.maximum[h] - highest);
+            state.maximum[h] = highest;
+            state.sum[h] *= rescale;
+            #pragma unroll
+            for (int c = 0; c < VC; c++) state.value[h][c] *= rescale;
+            #pragma unroll
+            for (int i = 0; i < STEP; i++) {
+                const float p = metal::exp2(score[i] - highest);
+                state.sum[h] += p;
+                #pragma unroll
+                for (int c = 0; c < VC; c++) state.value[h][c] += p * value[i][c];
+            }
+        }
+    }
+}
+
+// The scores (base 2, scaled) of a KV head's query heads, written as natural logits if they are wanted.
+template <bool WANTED, typename Pointer> struct LogitsOf {
+    Pointer logits;                                  // of the first query head
+    int rows;
+    METAL_FUNC void write(int head, int row, float score) const {
+        if constexpr (WANTED) logits[long(head) * rows + row] = score * LN2;
+    }
+    METAL_FUNC void write_if(bool condition, int head, int row, float score) const {
+        if constexpr (WANTED) {
+            if (condition) write(head, row, score);
+        }
+    }
+};
+template <bool WANTED, typename Pointer> METAL_FUNC LogitsOf<WANTED, Pointer> logits_of(Pointer logits, int rows) {
+    return LogitsOf<WANTED, Pointer>{logits, rows};
+}
+
+// The weight of one simdgroup's state among those of the threadgroup, and (maximum, sum) of all.
+template <int SIMDGROUPS, typename Maxima, typename Sums>
+METAL_FUNC float3 weigh(Maxima maxima, Sums sums, float own_maximum) {
+    float maximum = maxima[0], sum = 0;
+    for (int i = 1; i < SIMDGROUPS; i++) maximum = metal::max(maximum, maxima[i]);
+    for (int i = 0; i < SIMDGROUPS; i++) sum += metal::exp2(maxima[i] - maximum) * sums[i];
+    return float3{metal::exp2(own_maximum - maximum), maximum, sum};
+}
+
+// One query head: the simdgroups' values, already weighed, become the split's output and its lse (base 2).
+template <int SIMDGROUPS, int DIM, int STRIDE, typename Values, typename Output, typename Lse>
+METAL_FUNC void store_head(Values values, Output output, Lse lse, float maximum, float sum, int thread_index) {
+    for (int c = thread_index; c < DIM; c += 32 * SIMDGROUPS) {
+        float value = 0;
+        for (int i = 0; i < SIMDGROUPS; i++) value += values[i * STRIDE + c];
+        output[c] = sum > 0 ? value / sum : 0.0f;    // a split without rows is (-inf, 0)
+    }
+    if (thread_index == 0) *lse = sum > 0 ? maximum + metal::log2(sum) : -INFINITY;
+}

@@ -1,0 +1,137 @@
+"""The attention kernels' traffic, and the mutants that their tests must notice."""
+
+import mlx.core as mx
+import pytest
+
+from mlx_kv_fused_attention import attend
+from mlx_kv_kernels import Kernel
+from mlx_kv_kernels.testing import Leg, Mutant, surviving_mutants
+from mlx_kv_kivi import Kivi
+
+CHECKED = Leg("emulator", (("mode", "check"), ("order", 0)))
+PACKAGE = "mlx_kv_fused_attention"
+
+
+def launches(queries, store, scale, **options):
+    import mlx_kv_emulator
+
+    with CHECKED.active(), mlx_kv_emulator.counters() as counted:
+        mx.eval(attend(queries, store.layout(), scale, backend="emulator", **options))
+    return counted
+
+
+def traffic(tools, group, dtype):
+    """What attend reads of 257 rows: 192 values and 256 keys are packed, the rest of both is read one by one."""
+    config = Kivi(bits=2, group_size=64, residual=64, sinks=0)
+    store = tools.filled(config, [257], 2, 128, 128, dtype)
+    counted = launches(tools.queries(1, 2 * group, 128, dtype), store, 0.1, splits=2)
+    assert len(counted) == 2  # attend, and its merge
+    return counted[0].buffers
+
+
+@pytest.mark.parametrize(("group", "dtype"), [(1, mx.float16), (2, mx.float16), (8, mx.float16), (4, mx.float32)])
+def test_packed_bytes_are_read_once_per_kv_head(tools, emulated, group, dtype):
+    buffers = traffic(tools, group, dtype)
+    for side, packed in (("key", 256), ("value", 192)):
+        codes = buffers[f"{side}_codes"]
+        assert codes.bytes_read == codes.distinct_bytes_read == 2 * packed * 128 * 2 // 8
+
+
+def test_no_query_head_reads_rows_again(tools, emulated):
+    few, many = (traffic(tools, group, mx.float32) for group in (2, 8))
+    for name in few.keys() - {"queries", "outputs", "lse"}:
+        assert few[name].bytes_read == many[name].bytes_read
+
+
+MUTANTS = {
+    "attend_tiles": [
+        Mutant("split < row_splits) {\n        const", "split <= row_splits) {\n        const"),
+        Mutant("count = row_count - (tiles_end - tiles_begin)", "count = row_count"),
+        Mutant("int(count * (part + 1) / parts)", "int(count * (part + 1) / parts) - 1"),
+        Mutant("before + int(groups * (part + 1) / parts)", "before + int(groups * part / parts) + 1"),
+        Mutant("before = tiles_begin / TILE_ROWS", "before = 0"),
+        Mutant("largest = simd_max(largest);", ""),
+        Mutant("        spread_query<Shape>(", "        if (split == row_splits) spread_query<Shape>("),
+        Mutant("(splits - row_splits) * SIMDGROUPS", "splits * SIMDGROUPS"),
+        Mutant("rows.value[h][c] * weight.x", "rows.value[h][c]"),
+        Mutant("weighed + simdgroup * 32 * VC, h", "weighed, h"),
+        Mutant("long(first_head + h) * splits + split", "long(first_head + h) * splits"),
+        Mutant("* GROUP;", "* GROUP + 1;"),
+    ],
+    "tiles.metal": [
+        Mutant("return row / 2 + 4 * (row % 2);", "return row;"),
+        Mutant("* 2 * Shape::KEY_RUN + row % 2 * Shape::KEY_RUN; }", "* 2 * Shape::KEY_RUN; }"),
+        Mutant("x += simd_shuffle_xor(x, 4);", "x += simd_shuffle_xor(x, 8);"),
+        Mutant("const float unit = power_of_two(row_max(largest))", "const float unit = power_of_two(largest)"),
+        Mutant("bias0 += q.x * m.x + q.z * m.y;", "bias0 += q.x * m.x;"),
+        Mutant("bias1 = row_sum(bias1) * unit1;", "bias1 = row_sum(bias1) * unit0;"),
+        Mutant(
+            "folded[i + 1] = matrix_of<Half8x8>(pack_half2(q.z * s1, q.w * s1))",
+            "folded[i + 1] = matrix_of<Half8x8>(pack_half2(q.z * s0, q.w * s0))",
+        ),
+        Mutant(
+            "matrix_of<Half8x8>(keys.fragment(lower, i % RUN + 1))",
+            "matrix_of<Half8x8>(keys.fragment(upper, i % RUN + 1))",
+        ),
+        Mutant("state.sum1 += p1;", "state.sum1 += p0;"),
+        Mutant("state.minimum0[set] += p0", "state.minimum0[set] += p1"),
+        Mutant(
+            "value_words[j][0].unit(b, i) | value_words[j][1].unit(b, i) << 16",
+            "value_words[j][1].unit(b, i) | value_words[j][0].unit(b, i) << 16",
+        ),
+        Mutant("minimum1[s] *= scale1;", "minimum1[s] *= scale0;"),
+        Mutant("n * Shape::SPAN + place.copy0 == own_group", "place.copy0 == 0"),
+        Mutant("values.words(row + place.quad + 4)", "values.words(row + place.quad)"),
+        Mutant("            row = next;", ""),
+        Mutant("probability[Shape::set_of(b, n)][1]", "probability[Shape::set_of(b, n)][0]"),
+    ],
+    "rows.metal": [
+        Mutant("metal::min(step + i, last - 1)", "metal::min(step + i, last)"),
+        Mutant("outside < tiles_begin ? outside", "outside <= tiles_begin ? outside"),
+        Mutant("outside + tiles_end - tiles_begin", "outside + tiles_end"),
+        Mutant("step + i < last ? product : -INFINITY", "product"),
+        Mutant("state.sum[h] *= rescale;", ""),
+        Mutant("state.value[h][c] *= rescale;", ""),
+        Mutant("product = simd_sum(product);", ""),
+        Mutant("values.read(row[i], lane * VC, value[i])", "values.read(row[0], lane * VC, value[i])"),
+        Mutant("metal::exp2(maxima[i] - maximum) * sums[i]", "sums[i]"),
+        Mutant("value += values[i * STRIDE + c]", "value += values[c]"),
+        Mutant("sum > 0 ? maximum + metal::log2(sum)", "sum > 0 ? metal::log2(sum)"),
+        Mutant("lane == 0, h, row[i], product", "lane == 0, h, step + i, product"),
+    ],
+    "sequence.metal": [
+        Mutant("sequence * PLACES", "0"),
+        Mutant("to[i + 1] = x.y;\n        }\n    } else", "to[i + 1] = x.x;\n        }\n    } else"),
+    ],
+}
+
+
+class Part(Kernel):
+    """One file of the kernels' text, for mutation: not a kernel of its own."""
+
+    @property
+    def filename(self):
+        return self.name
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_is_noticed(tools, emulated, name, monkeypatch):
+    kernel = (Part if name.endswith(".metal") else Kernel)(name, PACKAGE, (), ())
+    config = Kivi(bits=2, group_size=32, residual=32, sinks=2)
+    store = tools.filled(config, [170, 133], 2, 64, 64, mx.float16)
+    queries = tools.queries(2, 8, 64, mx.float16)
+    truth = tools.oracle(queries, store, 0.2)
+
+    def check():
+        with CHECKED.active():
+            got = attend(queries, store.layout(), 0.2, logits=True, splits=1, backend="emulator")
+        error = tools.error(got.output, truth[0])
+        assert error < 2e-3  # NaN fails too
+        difference = abs(tools.numbers(got.logits)[truth[1] > -1e30] - truth[1][truth[1] > -1e30]).max()
+        assert difference < 1e-2
+
+    from mlx_kv_kernels import source
+
+    # kernel.py binds `read` by name; mutants replace it in its module.
+    monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *file: source.read(*file))
+    assert surviving_mutants(kernel, MUTANTS[name], check) == []
