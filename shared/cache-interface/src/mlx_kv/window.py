@@ -135,23 +135,36 @@ class WindowPolicy(Policy):
             return self.options.decode_budget
         return 0
 
+    def choose(self, queries: mx.array, keys: mx.array, kept: int, chunk: Attended) -> mx.array:
+        """Return the rows that one sequence keeps, ascending: [1, kv_heads, kept].
+
+        Args:
+            queries: the newest tokens', up to `window` of them [1, query_heads, tokens, key_dim].
+            keys: of all rows held [1, kv_heads, rows, key_dim].
+            kept: rows to keep, fewer than there are.
+            chunk: what has just been attended to.
+        """
+        o = self.options
+        return select_window_rows(
+            queries,
+            keys,
+            kept,
+            o.window,
+            o.kernel_size,
+            o.pooling,
+            sinks=o.sinks,
+            scale=chunk.scale,
+            attention_sinks=chunk.sinks,
+        )
+
     def _compact(self, chunk: Attended, due: dict[int, int]) -> None:
         """Keep due[b] rows of each sequence b."""
         keys, queries, held = chunk.store.dense()[0], self.queries.view(), chunk.store.lengths
-        o, widest = self.options, max(due.values())
+        widest = max(due.values())
         selected: list[mx.array] = []
         for b, kept in due.items():
-            indices = select_window_rows(
-                queries[b : b + 1, :, : self.queries.lengths[b]],
-                keys[b : b + 1, :, : held[b]],
-                kept,
-                o.window,
-                o.kernel_size,
-                o.pooling,
-                sinks=o.sinks,
-                scale=chunk.scale,
-                attention_sinks=chunk.sinks,
-            )
+            own_queries, own_keys = queries[b : b + 1, :, : self.queries.lengths[b]], keys[b : b + 1, :, : held[b]]
+            indices = self.choose(own_queries, own_keys, kept, chunk)
             selected.append(mx.pad(indices, [(0, 0), (0, 0), (0, widest - kept)]))
         chunk.store.take_from(list(due), mx.concatenate(selected), list(due.values()))
 
