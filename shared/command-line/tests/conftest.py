@@ -2,8 +2,9 @@ import socket
 
 import mlx.core as mx
 import pytest
-from mlx_kv_cli.models import LoadedModel, load_model
 from mlx_lm.models.llama import Model, ModelArgs
+
+from mlx_kv_cli.models import LoadedModel, load_model
 
 
 @pytest.fixture(scope="session")

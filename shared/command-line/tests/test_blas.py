@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+
 from mlx_kv_cli import blas
 
 needs_openblas = pytest.mark.skipif(

@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 import mlx.core as mx
-import mlx_kv
 import pytest
+
+import mlx_kv
 from mlx_kv import MethodInfo
 from mlx_kv_cli import console, lm, models, passkey
 from mlx_kv_cli.main import main

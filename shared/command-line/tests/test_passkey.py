@@ -1,6 +1,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from mlx_kv_cli import lm, passkey
 from mlx_kv_cli.passkey import FILLERS, PasskeyCell, make_prompt
 

@@ -3,6 +3,7 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from mlx_kv import install, make_prompt_cache
 from mlx_kv_cli import lm
 from mlx_kv_cli.perplexity import FULL, _spans, perplexities, perplexity

@@ -2,6 +2,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mlx_kv import make_prompt_cache
 from mlx_kv_cli import lm
 from mlx_kv_cli.errors import UserError

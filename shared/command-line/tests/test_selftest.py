@@ -2,6 +2,7 @@ import json
 import sys
 
 import pytest
+
 from mlx_kv_cli.main import main
 from mlx_kv_kernels import backend as backends_module
 from mlx_kv_kernels import selftest

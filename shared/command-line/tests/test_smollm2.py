@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from mlx_kv_cli import smollm2
 from mlx_kv_cli.errors import UserError
 

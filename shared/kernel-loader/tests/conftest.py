@@ -1,6 +1,7 @@
 from itertools import count
 
 import pytest
+
 from mlx_kv_kernels import Kernel, UnavailableBackendError, resolve_backend
 
 

@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
+
 from mlx_kv_kernels import UnavailableBackendError, backends, gather_rows, resolve_backend, topk_rows
 
 

@@ -1,5 +1,6 @@
 import mlx.core as mx
 import pytest
+
 from mlx_kv_kernels import Kernel, kernel, source
 from mlx_kv_kernels.testing import legs
 

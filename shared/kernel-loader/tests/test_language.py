@@ -3,6 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+
 from mlx_kv_kernels.testing import legs
 
 

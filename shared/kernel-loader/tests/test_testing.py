@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+
 from mlx_kv_kernels import topk_rows
 from mlx_kv_kernels.rows import TOPK_ROWS
 from mlx_kv_kernels.testing import FAMILIES, Leg, Mutant, array, arrays, check_case, check_parity, surviving_mutants

@@ -86,5 +86,3 @@ def dense_format(kv_heads: int, key_dim: int, value_dim: int, dtype: mx.Dtype) -
     source = ("mlx_kv", "kernels/dense_rows.metal")
     inputs = ("key_rows", "value_rows")
     return Format("dense", source, kv_heads, key_dim, value_dim, dtype, inputs, places=4, packed=False)
-
-

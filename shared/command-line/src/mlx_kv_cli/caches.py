@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import mlx.core as mx
-from mlx_kv import load_prompt_cache, make_prompt_cache
 
+from mlx_kv import load_prompt_cache, make_prompt_cache
 from mlx_kv_cli import lm
 from mlx_kv_cli.errors import UserError
 from mlx_kv_cli.models import LoadedModel

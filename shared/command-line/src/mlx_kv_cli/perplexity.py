@@ -14,8 +14,8 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
-from mlx_kv import memory_report
 
+from mlx_kv import memory_report
 from mlx_kv_cli import lm
 
 if TYPE_CHECKING:

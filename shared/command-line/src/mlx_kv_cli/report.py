@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx_kv import memory_report
 
+from mlx_kv import memory_report
 from mlx_kv_cli.lm import Cache
 
 PACKAGES = ("mlx", "mlx-lm", "mlx-kv", "mlx-kv-cli")
