@@ -11,6 +11,7 @@ bytes read plus bytes written, and are compared with the fastest copy of the sam
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import platform
 import statistics
@@ -23,11 +24,16 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+
 from mlx_kv_kernels import resolve_backend
-from mlx_kv_kivi import dequantize_keys, dequantize_values, quantize_keys, quantize_values
+from mlx_kv_kivi import dequantize_keys, dequantize_values, launch, quantize_keys, quantize_values
 
 GROUP_SIZE = 32
 ROTATED = 8
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (launch.QUANTIZE_KEYS, launch.QUANTIZE_VALUES, launch.DEQUANTIZE_KEYS, launch.DEQUANTIZE_VALUES)
+}
 OPS = {
     "quantize_keys": (quantize_keys, None),
     "quantize_values": (quantize_values, None),
@@ -58,8 +64,8 @@ def main() -> None:
     report["cases"] = []
     for name, bits, shape in cases:
         report["cases"].append(measure(name, bits, shape, backend, options.rounds, fastest))
+        options.output.write_text(json.dumps(report, indent=1) + "\n")  # what has run is there if the rest does not
         print(row(report["cases"][-1]), flush=True)
-    options.output.write_text(json.dumps(report, indent=1) + "\n")
     print(f"copy {fastest / 1e9:.0f} GB/s; {report['about']}; written to {options.output}")
 
 
@@ -74,6 +80,7 @@ def about(commit: str | None) -> dict[str, Any]:
         "mlx": version("mlx"),
         "mlx-kv-kivi": version("mlx-kv-kivi"),
         "commit": commit,
+        "sha256 of the kernels": {name: hashlib.sha256(kernel.text.encode()).hexdigest() for name, kernel in KERNELS.items()},
     }
 
 

@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+
 from mlx_kv_kernels import UnavailableBackendError, resolve_backend
 from mlx_kv_kernels.testing import FAMILIES, Leg, array, check_case, check_parity
 from mlx_kv_kivi import (
@@ -23,8 +24,8 @@ DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 BITS = [2, 3, 4, 8]
 # Every dtype with every width, and every width with every group size of a store.
 VARIANTS = [(dtype, bits, [32, 64, 128][index % 3]) for index, (dtype, bits) in enumerate(product(DTYPES, BITS))]
-# Each group size that only the functions take, once.
-RARE = [(mx.float32, 4, 8), (mx.bfloat16, 3, 16), (mx.float16, 2, 256)]
+# The group size that only the functions take.
+RARE = [(mx.float16, 2, 256)]
 CHECK = Leg("emulator", (("mode", "check"), ("order", 0)))
 
 
@@ -85,7 +86,7 @@ def quantize_oracle(side):
         with np.errstate(all="ignore"):
             low = groups.min(axis, keepdims=True)
             span = rounded(groups.max(axis, keepdims=True) - low, mx.float32)
-            finite = np.isfinite(groups).all(axis, keepdims=True) & (span < 2.0**127)
+            finite = np.isfinite(groups).all(axis, keepdims=True) & (span < 2.0**100)
             scale = rounded(rounded(span / (2**bits - 1), mx.float32), dtype)
             scale = np.where(finite & (scale >= 2.0**-80), scale, 1.0)
             minimum = np.where(finite, np.where(abs(low) < 2.0**-126, 0.0, low), np.nan)
@@ -204,7 +205,7 @@ def test_dequantize(side, variant):
 
 @each_variant(RARE)
 @pytest.mark.parametrize("side", ["keys", "values"])
-def test_rare_group_sizes(emulated, side, variant):
+def test_largest_group_size(emulated, side, variant):
     check_parity(quantize(side), to_quantize(side, variant), oracle=quantize_oracle(side), examples=4, on=[CHECK])
     check_parity(dequantize(side), to_dequantize(side, variant), oracle=dequantize_oracle(side), examples=4, on=[CHECK])
 
@@ -237,7 +238,7 @@ def test_quotients_at_the_borders_of_rounding(side, variant):
 def test_numbers_at_the_limits(variant):
     """Just within and just beyond what the specification says of tiny, subnormal and huge groups."""
     dtype, bits, group_size = variant
-    tiny, normal, limit = 3 * 2.0**-80, 2.0**-126, 2.0**127
+    tiny, normal, limit = 3 * 2.0**-80, 2.0**-126, 2.0**100
     pairs = [
         (0, tiny),
         (0, tiny * (1 - 2.0**-7)),
@@ -324,8 +325,8 @@ def test_the_store_runs_on_the_backend_of_the_environment_variable(emulated, mon
 # ---- arrays that no kernel takes
 
 UNFIT = [
-    (quantize_keys, (1, 1, 48, 64), mx.float32, 2, 48, r"expected group_size in \(8, 16"),
-    (quantize_values, (1, 1, 2, 80), mx.float32, 2, 80, r"expected group_size in \(8, 16"),
+    (quantize_keys, (1, 1, 48, 64), mx.float32, 2, 48, r"expected group_size in \(32, 64"),
+    (quantize_values, (1, 1, 2, 80), mx.float32, 2, 80, r"expected group_size in \(32, 64"),
     (quantize_keys, (1, 1, 32, 40), mx.float32, 3, 32, "expected channels in eights whose 3-bit codes fill"),
     (quantize_keys, (1, 1, 32, 36), mx.float32, 8, 32, "expected channels in eights"),
 ]
@@ -350,8 +351,7 @@ def test_auto_takes_the_reference_and_says_why_once(monkeypatch, caplog):
     for _ in range(2):
         assert all(mx.array_equal(a, b).item() for a, b in zip(quantize_keys(x, 2, 48), expected, strict=True))
     assert [record.getMessage() for record in caplog.records] == [
-        "KIVI runs as plain MLX ops: its kernels do not take this. "
-        "expected group_size in (8, 16, 32, 64, 128, 256), got 48"
+        "KIVI runs as plain MLX ops: its kernels do not take this. expected group_size in (32, 64, 128, 256), got 48"
     ]
 
 

@@ -1,7 +1,8 @@
 """KIVI: keys quantised per channel, values per token (Liu et al., arXiv 2402.02750)."""
 
 from .config import Kivi
-from .quantize import Quantized, dequantize_keys, dequantize_values, quantize_keys, quantize_values
+from .quantize import dequantize_keys, dequantize_values, quantize_keys, quantize_values
+from .reference import Quantized
 from .store import KiviStore
 
 __all__ = [

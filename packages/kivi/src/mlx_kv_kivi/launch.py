@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from functools import cache
-from math import prod
 
 import mlx.core as mx
+
 from mlx_kv_kernels import Backend, Kernel, UnavailableBackendError, resolve_backend
 from mlx_kv_kernels.backend import ENVIRONMENT_VARIABLE
 from mlx_kv_kernels.kernel import CONSTANT_BELOW
@@ -15,9 +15,8 @@ from mlx_kv_kernels.kernel import CONSTANT_BELOW
 from .reference import Quantized
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-GROUP_SIZES = (8, 16, 32, 64, 128, 256)  # 1 to 32 lanes of a simdgroup share a group
+GROUP_SIZES = (32, 64, 128, 256)
 _THREADS = 128
-_OWNED_KEYS, _OWNED_VALUES = 64, 32  # elements that a thread owns
 
 _log = logging.getLogger("mlx_kv_kivi")
 
@@ -49,31 +48,34 @@ def choose(backend: str | None, channels: int, dtype: mx.Dtype, bits: int, group
 
 
 def quantize_keys(x: mx.array, bits: int, group_size: int, backend: Backend) -> Quantized:
-    """Launch `quantize_keys`."""
+    """Launch `quantize_keys`; a thread takes 8 rows of 8 channels."""
     *batch, rows, channels = x.shape
-    return _quantize(QUANTIZE_KEYS, x, bits, group_size, (*batch, rows // group_size, channels), _OWNED_KEYS, backend)
+    scale_shape = (*batch, rows // group_size, channels)
+    return _quantize(QUANTIZE_KEYS, x, bits, group_size, scale_shape, rows * channels // 64, backend)
 
 
 def quantize_values(x: mx.array, bits: int, group_size: int, backend: Backend) -> Quantized:
-    """Launch `quantize_values`."""
-    *batch, channels = x.shape
-    return _quantize(QUANTIZE_VALUES, x, bits, group_size, (*batch, channels // group_size), _OWNED_VALUES, backend)
+    """Launch `quantize_values`; a thread takes 32 channels of a row."""
+    *batch, rows, channels = x.shape
+    scale_shape = (*batch, rows, channels // group_size)
+    return _quantize(QUANTIZE_VALUES, x, bits, group_size, scale_shape, rows * channels // 32, backend)
 
 
 def dequantize_keys(quantized: Quantized, bits: int, group_size: int, backend: Backend) -> mx.array:
-    """Launch `dequantize_keys`."""
+    """Launch `dequantize_keys`; a thread takes 8 rows of 8 channels."""
     *batch, groups, channels = quantized.scale.shape
+    shape = (*batch, groups * group_size, channels)
     return _dequantize(
-        DEQUANTIZE_KEYS, quantized, bits, group_size, (*batch, groups * group_size, channels), _OWNED_KEYS, backend
+        DEQUANTIZE_KEYS, quantized, bits, group_size, shape, groups * group_size * channels // 64, backend
     )
 
 
 def dequantize_values(quantized: Quantized, bits: int, group_size: int, backend: Backend) -> mx.array:
-    """Launch `dequantize_values`."""
-    *batch, groups = quantized.scale.shape
-    return _dequantize(
-        DEQUANTIZE_VALUES, quantized, bits, group_size, (*batch, groups * group_size), _OWNED_VALUES, backend
-    )
+    """Launch `dequantize_values`; a thread takes 8 channels of 4 rows, fewer at the end."""
+    *batch, rows, groups = quantized.scale.shape
+    shape = (*batch, rows, groups * group_size)
+    threads = -(-rows // 4) * groups * group_size // 8
+    return _dequantize(DEQUANTIZE_VALUES, quantized, bits, group_size, shape, threads, backend)
 
 
 def _quantize(
@@ -82,15 +84,16 @@ def _quantize(
     bits: int,
     group_size: int,
     scale_shape: tuple[int, ...],
-    owned: int,
+    threads: int,
     backend: Backend,
 ) -> Quantized:
     *batch, channels = x.shape
+    x = _four_axes(x)
     return Quantized(
         *kernel(
-            inputs=[_four_axes(x)],
+            inputs=[x],
             template={"T": x.dtype, "BITS": bits, "GROUP": group_size},
-            grid=_grid(x.size, owned),
+            grid=_grid(threads, x),
             threadgroup=(_THREADS, 1, 1),
             output_shapes=[(*batch, channels * bits // 32), scale_shape, scale_shape],
             output_dtypes=[mx.uint32, x.dtype, x.dtype],
@@ -105,16 +108,17 @@ def _dequantize(
     bits: int,
     group_size: int,
     shape: tuple[int, ...],
-    owned: int,
+    threads: int,
     backend: Backend,
 ) -> mx.array:
     codes, scale, minimum = (_four_axes(array) for array in quantized)
+    grid = _grid(threads, codes)
     if codes.size < CONSTANT_BELOW:  # so few would lie in Metal's constant memory, which has other pointers
         codes = mx.pad(codes, [(0, 0), (0, 0), (0, CONSTANT_BELOW), (0, 0)])
     return kernel(
         inputs=[codes, scale, minimum],
         template={"T": scale.dtype, "BITS": bits, "GROUP": group_size},
-        grid=_grid(prod(shape), owned),
+        grid=grid,
         threadgroup=(_THREADS, 1, 1),
         output_shapes=[shape],
         output_dtypes=[scale.dtype],
@@ -127,8 +131,10 @@ def _four_axes(x: mx.array) -> mx.array:
     return x if x.ndim == 4 else x.reshape(-1, *(1,) * (3 - x.ndim), *x.shape[-3:])
 
 
-def _grid(elements: int, owned: int) -> tuple[int, int, int]:
-    return (-(-elements // (owned * _THREADS)) * _THREADS, 1, 1)
+def _grid(threads: int, of: mx.array) -> tuple[int, int, int]:
+    """Threads for one head, by heads and batch."""
+    batch, heads, _, _ = of.shape
+    return -(-threads // _THREADS) * _THREADS, heads, batch
 
 
 def _unfit(channels: int, dtype: mx.Dtype, bits: int, group_size: int) -> str:

@@ -21,7 +21,7 @@ def quantize_keys(
     Args:
         x: keys [..., rows, channels], float32, float16 or bfloat16; a view of a larger buffer is read in place.
         bits: 2, 3, 4 or 8.
-        group_size: any divisor of rows; the kernels take 8, 16, 32, 64, 128 and 256.
+        group_size: any divisor of rows; the kernels take 32, 64, 128 and 256.
         backend: "metal", "cuda", "emulator", "reference" or "auto" (default: MLX_KV_BACKEND, else auto). "auto" takes
             the reference for what no kernel takes, and says so once through logging.
 
@@ -68,7 +68,7 @@ def quantize_values(
     Args:
         x: values [..., rows, channels], float32, float16 or bfloat16; a view of a larger buffer is read in place.
         bits: 2, 3, 4 or 8.
-        group_size: any divisor of channels; the kernels take 8, 16, 32, 64, 128 and 256.
+        group_size: any divisor of channels; the kernels take 32, 64, 128 and 256.
         backend: as for `quantize_keys`.
 
     Returns:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, UInt32
 
 
-RANGE_LIMIT = 2.0**127  # so that the inverse of every scale is a normal float32
+RANGE_LIMIT = 2.0**100  # so that a scale's inverse, and what it lacks, are normal float32 numbers
 SMALLEST_SCALE = 2.0**-80
 SMALLEST_NORMAL = 2.0**-126  # of float32 and bfloat16
 
@@ -104,7 +104,7 @@ def _quantize(groups: mx.array, bits: int, axis: int) -> tuple[mx.array, mx.arra
     Extremes and scale are computed in float32: in fp16 the range of +-6e4 would be inf. The codes come from the scale
     and minimum as stored. Numbers that leave the range of a dtype:
 
-    - A group with a NaN or an infinity in it, or with a range of 2**127 or more, reads back as NaN throughout.
+    - A group with a NaN or an infinity in it, or with a range of 2**100 or more, reads back as NaN throughout.
     - A group whose stored scale is below 2**-80, or zero in fp16, counts as constant: scale 1, codes 0.
     - A minimum below float32's normal numbers is stored as 0. With the rule before, this makes scale, minimum and codes
       the same on GPUs that flush such numbers to zero.

@@ -22,7 +22,7 @@ template <> METAL_FUNC void load_aligned<float>(const device float* from, thread
         to[i + 3] = four.w;
     }
 }
-// Eight channels of a row, 16 bytes at a time where they lie so.
+// 8 channels, 16 bytes at a time where they lie so.
 template <typename T> METAL_FUNC void load(const device T* from, long stride, thread float* to) {
     if (stride == 1 && reinterpret_cast<ulong>(from) % 16 == 0) {
         load_aligned<T>(from, to);
@@ -30,7 +30,6 @@ template <typename T> METAL_FUNC void load(const device T* from, long stride, th
         for (uint i = 0; i < 8; i++) to[i] = float(from[i * stride]);
     }
 }
-
 template <typename T> METAL_FUNC uint pack(T low, T high) {
     return uint(as_type<ushort>(low)) | uint(as_type<ushort>(high)) << 16;
 }
@@ -64,30 +63,32 @@ template <int BITS> METAL_FUNC float value(uint2 codes, uint c, float scale, flo
     return precise_add(precise_mul(as_type<float>(code | 0x4b000000u) - 8388608.0f, scale), minimum);
 }
 // --- body ---
-    constexpr uint LANES = GROUP / 8;                // that share a group
-    constexpr uint ITEMS = 32 / LANES;               // groups of 8 channels in a simdgroup
+    constexpr uint LANES = GROUP / 8;  // that share a group
+    constexpr uint ITEMS = 32 / LANES;  // groups of 8 channels in a simdgroup
 
     const uint heads = scale_shape[1], groups = scale_shape[2], chunks = uint(scale_shape[3]) / 8;
-    const uint lane = thread_index_in_simdgroup, slot = lane / ITEMS;
-    const uint item = thread_position_in_grid.x / 32 * ITEMS + lane % ITEMS;
-    const uint chunk = item % chunks, group = item / chunks % groups, head = item / chunks / groups;
-    const uint sequence = head / heads, head_of_it = head % heads, first_row = group * GROUP + slot;
-    const bool inside = item < scale_shape[0] * heads * groups * chunks;
+    const uint sequence = threadgroup_position_in_grid.z, head = threadgroup_position_in_grid.y;
+    const uint simdgroup = threadgroup_position_in_grid.x * simdgroups_per_threadgroup + simdgroup_index_in_threadgroup;
+    const uint lane = thread_index_in_simdgroup;
+    const uint slot = lane / ITEMS, item = simdgroup * ITEMS + lane % ITEMS;
+    const uint group = item / chunks, chunk = item % chunks;
+    const uint first_row = group * GROUP + slot;  // the thread's rows are LANES apart
+    const bool inside = group < groups;
 
     uint2 packed[8] = {};
     float scales[8] = {}, minima[8] = {};
     if (inside) {
-        const device uint* words = codes + long(sequence) * codes_strides[0] + long(head_of_it) * codes_strides[1];
+        const device uint* row = codes + sequence * codes_strides[0] + head * codes_strides[1] + first_row * codes_strides[2];
 #pragma unroll
         for (uint r = 0; r < 8; r++) {
-            packed[r] = load_codes<BITS>(words + long(first_row + r * LANES) * codes_strides[2], codes_strides[3], chunk);
+            packed[r] = load_codes<BITS>(row + r * LANES * codes_strides[2], codes_strides[3], chunk);
         }
         if (slot == 0) {
-            load<T>(scale + long(sequence) * scale_strides[0] + long(head_of_it) * scale_strides[1] +
-                        long(group) * scale_strides[2] + long(8 * chunk) * scale_strides[3],
+            load<T>(scale + sequence * scale_strides[0] + head * scale_strides[1] + group * scale_strides[2] +
+                        8 * chunk * scale_strides[3],
                     scale_strides[3], scales);
-            load<T>(minimum + long(sequence) * minimum_strides[0] + long(head_of_it) * minimum_strides[1] +
-                        long(group) * minimum_strides[2] + long(8 * chunk) * minimum_strides[3],
+            load<T>(minimum + sequence * minimum_strides[0] + head * minimum_strides[1] + group * minimum_strides[2] +
+                        8 * chunk * minimum_strides[3],
                     minimum_strides[3], minima);
         }
     }
@@ -98,11 +99,12 @@ template <int BITS> METAL_FUNC float value(uint2 codes, uint c, float scale, flo
     }
 
     if (inside) {
+        device T* to = x + (((ulong(sequence) * heads + head) * groups * GROUP + first_row) * chunks + chunk) * 8;
 #pragma unroll
         for (uint r = 0; r < 8; r++) {
             T values[8];
 #pragma unroll
             for (uint c = 0; c < 8; c++) values[c] = T(value<BITS>(packed[r], c, scales[c], minima[c]));
-            store<T>(values, x + ((ulong(head) * groups * GROUP + first_row + r * LANES) * chunks + chunk) * 8);
+            store<T>(values, to + r * LANES * chunks * 8);
         }
     }

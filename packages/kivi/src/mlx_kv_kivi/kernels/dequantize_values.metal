@@ -1,6 +1,6 @@
 // Unpacks and dequantises values, in one pass: a group is GROUP consecutive channels of one row.
-// A thread owns 4 chunks of 8 channels, BITS bytes of codes each, 32 chunks apart; of the GROUP / 8 neighbouring lanes that
-// share a group the first reads its scale and minimum. Codes, scales and minima are read where they lie, with their strides.
+// A thread owns 8 channels of 4 rows, BITS bytes of codes a row; of the GROUP / 8 neighbouring lanes that share a group the
+// first reads its scale and minimum. Codes, scales and minima are read where they lie, with their strides.
 
 template <typename T> METAL_FUNC uint pack(T low, T high) {
     return uint(as_type<ushort>(low)) | uint(as_type<ushort>(high)) << 16;
@@ -35,41 +35,40 @@ template <int BITS> METAL_FUNC float value(uint2 codes, uint c, float scale, flo
     return precise_add(precise_mul(as_type<float>(code | 0x4b000000u) - 8388608.0f, scale), minimum);
 }
 // --- body ---
-    constexpr uint LANES = GROUP / 8;                // that share a group
+    constexpr uint LANES = GROUP / 8;  // that share a group
 
     const uint heads = scale_shape[1], rows = scale_shape[2], chunks = uint(scale_shape[3]) * LANES;
-    const uint total = scale_shape[0] * heads * rows * chunks;
+    const uint sequence = threadgroup_position_in_grid.z, head = threadgroup_position_in_grid.y;
+    const uint simdgroup = threadgroup_position_in_grid.x * simdgroups_per_threadgroup + simdgroup_index_in_threadgroup;
     const uint lane = thread_index_in_simdgroup;
-    const uint first = thread_position_in_grid.x / 32 * 128 + lane;
+    const uint item = simdgroup * 32 + lane, chunk = item % chunks, first_row = item / chunks * 4;
+    const long codes_begin = sequence * codes_strides[0] + head * codes_strides[1];
+    const long scale_begin = sequence * scale_strides[0] + head * scale_strides[1] + chunk / LANES * scale_strides[3];
+    const long minimum_begin =
+        sequence * minimum_strides[0] + head * minimum_strides[1] + chunk / LANES * minimum_strides[3];
 
     uint2 packed[4] = {};
     float scales[4] = {}, minima[4] = {};
 #pragma unroll
     for (uint r = 0; r < 4; r++) {
-        const uint item = first + 32 * r, chunk = item % chunks, row = item / chunks % rows, head = item / chunks / rows;
-        if (item < total) {
-            const long sequence = head / heads, head_of_it = head % heads;
-            packed[r] = load_codes<BITS>(
-                codes + sequence * codes_strides[0] + head_of_it * codes_strides[1] + long(row) * codes_strides[2],
-                codes_strides[3], chunk);
+        const uint row = first_row + r;
+        if (row < rows) {
+            packed[r] = load_codes<BITS>(codes + codes_begin + row * codes_strides[2], codes_strides[3], chunk);
             if (lane % LANES == 0) {
-                const long group = chunk / LANES;
-                scales[r] = float(scale[sequence * scale_strides[0] + head_of_it * scale_strides[1] +
-                                        long(row) * scale_strides[2] + group * scale_strides[3]]);
-                minima[r] = float(minimum[sequence * minimum_strides[0] + head_of_it * minimum_strides[1] +
-                                          long(row) * minimum_strides[2] + group * minimum_strides[3]]);
+                scales[r] = float(scale[scale_begin + row * scale_strides[2]]);
+                minima[r] = float(minimum[minimum_begin + row * minimum_strides[2]]);
             }
         }
     }
+    device T* to = x + (((ulong(sequence) * heads + head) * rows + first_row) * chunks + chunk) * 8;
 #pragma unroll
     for (uint r = 0; r < 4; r++) {
         const float own_scale = simd_shuffle(scales[r], ushort(lane / LANES * LANES));
         const float own_minimum = simd_shuffle(minima[r], ushort(lane / LANES * LANES));
-        const uint item = first + 32 * r;
-        if (item < total) {
+        if (first_row + r < rows) {
             T values[8];
 #pragma unroll
             for (uint c = 0; c < 8; c++) values[c] = T(value<BITS>(packed[r], c, own_scale, own_minimum));
-            store<T>(values, x + ulong(item) * 8);
+            store<T>(values, to + r * chunks * 8);
         }
     }

@@ -7,6 +7,10 @@ template <typename T> METAL_FUNC void unpack(uint word, thread float* to) {
     to[0] = float(as_type<T>(ushort(word)));
     to[1] = float(as_type<T>(ushort(word >> 16)));
 }
+template <> METAL_FUNC void unpack<bfloat>(uint word, thread float* to) {  // a bfloat is a float's upper half
+    to[0] = as_type<float>(word << 16);
+    to[1] = as_type<float>(word & 0xffff0000u);
+}
 template <typename T> METAL_FUNC void load_aligned(const device T* from, thread float* to) {
     const uint4 words = *reinterpret_cast<const device uint4*>(from);
     unpack<T>(words.x, to);
@@ -23,15 +27,19 @@ template <> METAL_FUNC void load_aligned<float>(const device float* from, thread
         to[i + 3] = four.w;
     }
 }
-// Eight channels of a row, 16 bytes at a time where they lie so.
-template <typename T> METAL_FUNC void load(const device T* from, long stride, thread float* to) {
-    if (stride == 1 && reinterpret_cast<ulong>(from) % 16 == 0) {
-        load_aligned<T>(from, to);
+// 8 channels of 8 rows, each 16 bytes at a time where its elements lie together.
+template <typename T> METAL_FUNC void load(const device T* from, long step, long stride, thread float (*to)[8]) {
+    if (stride == 1 && reinterpret_cast<ulong>(from) % 16 == 0 && step * sizeof(T) % 16 == 0) {
+#pragma unroll
+        for (uint i = 0; i < 8; i++) load_aligned<T>(from + i * step, to[i]);
     } else {
-        for (uint i = 0; i < 8; i++) to[i] = float(from[i * stride]);
+#pragma unroll
+        for (uint i = 0; i < 8; i++) {
+#pragma unroll
+            for (uint c = 0; c < 8; c++) to[i][c] = float(from[i * step + c * stride]);
+        }
     }
 }
-
 template <typename T> METAL_FUNC uint pack(T low, T high) {
     return uint(as_type<ushort>(low)) | uint(as_type<ushort>(high)) << 16;
 }
@@ -45,14 +53,18 @@ template <> METAL_FUNC void store<float>(const thread float* from, device float*
     }
 }
 
-// distance / scale, rounded as IEEE asks. For the few bits of a half's or bfloat's mantissa the residual of the approximate
-// quotient is exact and far smaller than what lies between a quotient and the border of a rounding interval.
-template <typename T> METAL_FUNC float quotient(float distance, float scale, float inverse) {
-    const float q = distance * inverse;
-    return metal::fma(metal::fma(-q, scale, distance), inverse, q);
+// The code before rounding: distance / scale as IEEE rounds it, by the inverse of the scale in two parts. The scales of half and
+// bfloat have so few bits that no quotient comes as near to a border of rounding as this errs; those of float have too many.
+template <typename T> METAL_FUNC float quotient(float distance, float, float inverse, float rest, float largest) {
+    const float q = metal::fma(distance, inverse, distance * rest);
+    return largest > 15 ? metal::min(q, largest) : q;  // a bfloat may be 1/256 too small: that is half a code of 8 bits only
 }
-template <> METAL_FUNC float quotient<float>(float distance, float scale, float) { return distance / scale; }
+template <> METAL_FUNC float quotient<half>(float distance, float, float inverse, float rest, float largest) {
+    return metal::min(metal::fma(distance, inverse, distance * rest), largest);  // subnormal scales may be far too small
+}
+template <> METAL_FUNC float quotient<float>(float distance, float scale, float, float, float) { return distance / scale; }
 
+// The codes of 8 channels, BITS bytes.
 template <int BITS> METAL_FUNC void store_codes(uint low, uint high, device uchar* to) {
     if (BITS == 2) {
         *reinterpret_cast<device ushort*>(to) = ushort(low);
@@ -64,75 +76,78 @@ template <int BITS> METAL_FUNC void store_codes(uint low, uint high, device ucha
     }
 }
 // --- body ---
-    constexpr uint LANES = GROUP / 8;                // that share a group
-    constexpr uint ITEMS = 32 / LANES;               // groups of 8 channels in a simdgroup
+    constexpr uint LANES = GROUP / 8;  // that share a group
+    constexpr uint ITEMS = 32 / LANES;  // groups of 8 channels in a simdgroup
     constexpr uint LARGEST_CODE = (1 << BITS) - 1;
-    constexpr float RANGE_LIMIT = 1.7014118346046923e38f;       // 2^127
+    constexpr float LARGEST_INVERSE = 1.0f / float(LARGEST_CODE);
+    constexpr float RANGE_LIMIT = 1.2676506002282294e30f;       // 2^100
     constexpr float SMALLEST_SCALE = 8.271806125530277e-25f;    // 2^-80
     constexpr float SMALLEST_NORMAL = 1.1754943508222875e-38f;  // 2^-126
+    // From 2^23 on floats are integers: adding it rounds half to even and puts the code into the last bits. What stands above
+    // them is taken off beforehand from the sum of 8 codes in their places (4 codes a word, if they have 8 bits).
+    constexpr float TWO_23 = 8388608.0f;
+    constexpr uint ABOVE = 0x4b000000u * (BITS == 2 ? 0x5555u : BITS == 3 ? 0x249249u : BITS == 4 ? 0x11111111u : 0x01010101u);
 
-    const uint heads = x_shape[1], rows = x_shape[2], chunks = uint(x_shape[3]) / 8;
-    const uint groups = rows / GROUP;                // of one head
-    const uint lane = thread_index_in_simdgroup, slot = lane / ITEMS;
-    const uint item = thread_position_in_grid.x / 32 * ITEMS + lane % ITEMS;
+    const uint heads = x_shape[1], rows = x_shape[2], chunks = uint(x_shape[3]) / 8, groups = rows / GROUP;
+    const uint sequence = threadgroup_position_in_grid.z, head = threadgroup_position_in_grid.y;
+    const uint simdgroup = threadgroup_position_in_grid.x * simdgroups_per_threadgroup + simdgroup_index_in_threadgroup;
+    const uint lane = thread_index_in_simdgroup;
+    const uint slot = lane / ITEMS, item = simdgroup * ITEMS + lane % ITEMS;
     const uint group = item / chunks, chunk = item % chunks;
-    const uint head = group / groups, first_row = group % groups * GROUP;
-    const bool inside = item < x_shape[0] * heads * groups * chunks;
+    const uint first_row = group * GROUP + slot;  // the thread's rows are LANES apart
+    const bool inside = group < groups;
 
-    float tile[8][8];
-#pragma unroll
-    for (uint r = 0; r < 8; r++) {
-#pragma unroll
-        for (uint c = 0; c < 8; c++) tile[r][c] = 0;
-        if (inside) {
-            load<T>(x + long(head / heads) * x_strides[0] + long(head % heads) * x_strides[1] +
-                        long(first_row + r * LANES + slot) * x_strides[2] + long(8 * chunk) * x_strides[3],
-                    x_strides[3], tile[r]);
-        }
+    float tile[8][8] = {};
+    if (inside) {
+        load<T>(x + sequence * x_strides[0] + head * x_strides[1] + first_row * x_strides[2] + 8 * chunk * x_strides[3],
+                LANES * x_strides[2], x_strides[3], tile);
     }
 
+    const float largest_rest = metal::fma(-LARGEST_INVERSE, float(LARGEST_CODE), 1.0f) * LARGEST_INVERSE;
     T scales[8], minima[8];
-    uint packed[8][2] = {};
+    uint packed[8][2];
+#pragma unroll
+    for (uint r = 0; r < 8; r++) packed[r][0] = packed[r][1] = 0u - ABOVE;
 #pragma unroll
     for (uint c = 0; c < 8; c++) {
-        float low = INFINITY, high = -INFINITY;
-        bool finite = true;
+        float low = INFINITY, high = -INFINITY, poison = 0;
 #pragma unroll
         for (uint r = 0; r < 8; r++) {
             low = metal::min(low, tile[r][c]);
             high = metal::max(high, tile[r][c]);
-            finite = finite && metal::isfinite(tile[r][c]);
+            poison = metal::fma(tile[r][c], 0.0f, poison);  // NaN from a NaN or an infinity on
         }
-        high = finite ? high : INFINITY;             // min and max pass a NaN over
+        high = poison == 0 ? high : INFINITY;  // min and max pass a NaN over
         for (uint mask = ITEMS; mask < 32; mask *= 2) {
             low = metal::min(low, simd_shuffle_xor(low, ushort(mask)));
             high = metal::max(high, simd_shuffle_xor(high, ushort(mask)));
         }
         const float range = high - low;
-        finite = range < RANGE_LIMIT;
-        const T step = T(range / float(LARGEST_CODE));
+        const bool finite = range < RANGE_LIMIT;
+        const T step = T(metal::fma(range, LARGEST_INVERSE, range * largest_rest));
         scales[c] = finite && float(step) >= SMALLEST_SCALE ? step : T(1.0f);
         minima[c] = T(!finite ? NAN : metal::fabs(low) < SMALLEST_NORMAL ? 0.0f : low);
-
-        const float divisor = float(scales[c]), inverse = 1.0f / divisor, origin = float(minima[c]);
-        const uint bits_kept = finite ? LARGEST_CODE : 0;
+        if (!finite) {
+#pragma unroll
+            for (uint r = 0; r < 8; r++) tile[r][c] = 0;
+        }
+        const float divisor = float(scales[c]), origin = finite ? float(minima[c]) : 0.0f;
+        const float inverse = 1.0f / divisor, rest = metal::fma(-inverse, divisor, 1.0f) * inverse;
 #pragma unroll
         for (uint r = 0; r < 8; r++) {
-            const float q = metal::min(quotient<T>(tile[r][c] - origin, divisor, inverse), float(LARGEST_CODE));
-            const uint code = as_type<uint>(q + 8388608.0f) & bits_kept;  // at 2^23 floats are integers: rounds to even
-            packed[r][BITS * c / 32] |= code << (BITS * c % 32);
+            const float code = quotient<T>(tile[r][c] - origin, divisor, inverse, rest, float(LARGEST_CODE));
+            packed[r][BITS * c / 32] += as_type<uint>(code + TWO_23) << (BITS * c % 32);
         }
     }
 
     if (inside) {
-        device uchar* bytes = reinterpret_cast<device uchar*>(codes);
+        const ulong row = (ulong(sequence) * heads + head) * rows + first_row;
+        device uchar* bytes = reinterpret_cast<device uchar*>(codes) + (row * chunks + chunk) * BITS;
 #pragma unroll
-        for (uint r = 0; r < 8; r++) {
-            const ulong row = ulong(head) * rows + first_row + r * LANES + slot;
-            store_codes<BITS>(packed[r][0], packed[r][1], bytes + (row * chunks + chunk) * BITS);
-        }
+        for (uint r = 0; r < 8; r++) store_codes<BITS>(packed[r][0], packed[r][1], bytes + r * LANES * chunks * BITS);
         if (slot == 0) {
-            store<T>(scales, scale + (ulong(group) * chunks + chunk) * 8);
-            store<T>(minima, minimum + (ulong(group) * chunks + chunk) * 8);
+            const ulong place = (((ulong(sequence) * heads + head) * groups + group) * chunks + chunk) * 8;
+            store<T>(scales, scale + place);
+            store<T>(minima, minimum + place);
         }
     }
