@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 
 from mlx_kv_cli import blas, console
@@ -11,10 +12,8 @@ from mlx_kv_cli.errors import UserError
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 a bug or a failed machine, 2 the user's to mend, 130 interrupted."""
     try:
-        if blas.load_openblas() is None and blas.uses_cpu_backend():
-            console.note(
-                "MLX's own BLAS is slow on this CPU; pip install ngsolve-openblas (x86-64) makes it many times faster"
-            )
+        if blas.load_openblas() is None and blas.uses_cpu_backend() and platform.machine() == "x86_64":
+            console.note("MLX's own BLAS is slow on this CPU; pip install ngsolve-openblas makes it many times faster")
     except blas.BlasError as error:
         console.note(f"continuing with MLX's own, slower BLAS: {error}")
 
