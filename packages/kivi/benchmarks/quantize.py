@@ -30,10 +30,7 @@ from mlx_kv_kivi import dequantize_keys, dequantize_values, launch, quantize_key
 
 GROUP_SIZE = 32
 ROTATED = 8
-KERNELS = {
-    kernel.name: kernel
-    for kernel in (launch.QUANTIZE_KEYS, launch.QUANTIZE_VALUES, launch.DEQUANTIZE_KEYS, launch.DEQUANTIZE_VALUES)
-}
+KERNELS = (launch.QUANTIZE_KEYS, launch.QUANTIZE_VALUES, launch.DEQUANTIZE_KEYS, launch.DEQUANTIZE_VALUES)
 OPS = {
     "quantize_keys": (quantize_keys, None),
     "quantize_values": (quantize_values, None),
@@ -80,7 +77,9 @@ def about(commit: str | None) -> dict[str, Any]:
         "mlx": version("mlx"),
         "mlx-kv-kivi": version("mlx-kv-kivi"),
         "commit": commit,
-        "sha256 of the kernels": {name: hashlib.sha256(kernel.text.encode()).hexdigest() for name, kernel in KERNELS.items()},
+        "sha256 of the kernels": {
+            name: hashlib.sha256(kernel.text.encode()).hexdigest() for name, kernel in KERNELS.items()
+        },
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 import mlx.core as mx
+
 from mlx_kv_kernels import Backend
 from mlx_kv_kernels.selftest import Case
 

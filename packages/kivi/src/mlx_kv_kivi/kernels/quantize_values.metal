@@ -29,7 +29,7 @@ template <> METAL_FUNC void load_aligned<float>(const device float* from, thread
 }
 // 4 times 8 channels, each 16 bytes at a time where its elements lie together.
 template <typename T> METAL_FUNC void load(const device T* from, long step, long stride, thread float (*to)[8]) {
-    if (stride == 1 && reinterpret_cast<ulong>(from) % 16 == 0 && step * sizeof(T) % 16 == 0) {
+    if (stride == 1 && reinterpret_cast<ulong>(from) % 16 == 0) {
 #pragma unroll
         for (uint i = 0; i < 4; i++) load_aligned<T>(from + i * step, to[i]);
     } else {
