@@ -64,7 +64,7 @@ class Kivi:
             self.sinks,
         )
         _expect(_is_count(self.rollback), "rollback of 0 or more", self.rollback)
-        _expect(isinstance(self.defer, bool), "defer True or False", self.defer)
+        _expect(self.defer in (True, False), "defer True or False", self.defer)
 
     @property
     def bits_of_keys(self) -> int:

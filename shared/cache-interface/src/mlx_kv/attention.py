@@ -111,7 +111,7 @@ def logits(
     batch, heads, chunk, dim = queries.shape
     grouped = queries.astype(mx.float32).reshape(batch, keys.shape[1], -1, dim)  # by KV head
     scores = (scale * grouped @ keys.swapaxes(2, 3)).reshape(batch, heads, chunk, -1)
-    return scores if mask is None else mx.where(mask, scores, -float("inf"))
+    return mx.where(mask, scores, -float("inf")) if isinstance(mask, mx.array) else scores
 
 
 def ragged_mask(held: Sequence[int], spans: Sequence[Span], chunk: int, rows: int) -> mx.array:

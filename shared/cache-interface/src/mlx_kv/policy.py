@@ -70,8 +70,8 @@ class Policy(ABC):  # noqa: B024 (a policy without state overrides nothing)
         """Return a policy with the state of these sequences, in this order."""
         return self.fresh()
 
-    def extend(self, other: Self) -> None:  # noqa: B027 (nothing to add without state)
-        """Append the state of another policy's sequences."""
+    def extend(self, other: Any) -> None:  # noqa: B027 (nothing to add without state)
+        """Append the state of the sequences of another policy of the same class and configuration."""
 
     def arrays(self) -> dict[str, mx.array]:
         """Every array held, by name."""

@@ -55,8 +55,12 @@ class Spec:
     def __str__(self) -> str:
         """Write the spec out, without what is at its default: equal specs have equal texts."""
         parts = [(self.policy_name, self.policy), (self.store_name, self.store)]
-        named = [_write(name, config) for name, config in parts if type(config) not in (KeepAll, Dense)]
+        named = [_write(name, config) for name, config in parts if not _is_plain(config)]
         return "+".join(named) or "dense"
+
+
+def _is_plain(config: object) -> bool:
+    return type(config) in (KeepAll, Dense)  # not a class derived from them: that is another method
 
 
 def _config(node: ast.expr, text: str) -> tuple[str, Method]:

@@ -126,8 +126,8 @@ class Store(ABC):
             buffer.load(selected.data, selected.places)
         return chosen
 
-    def extend(self, other: Self) -> None:
-        """Append the sequences of another store of the same configuration to the batch."""
+    def extend(self, other: Any) -> None:
+        """Append the sequences of another store of the same class and configuration to the batch."""
         for name, buffer in self.buffers().items():
             buffer.extend(other.buffers()[name])
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_map  # pyright: ignore[reportUnknownVariableType]
-from mlx_lm.generate import BatchGenerator, batch_generate, generate_step, speculative_generate_step
+from mlx_lm.generate import (
+    BatchGenerator,
+    batch_generate,  # pyright: ignore[reportUnknownVariableType]
+    generate_step,
+    speculative_generate_step,
+)
 from mlx_lm.models.cache import LRUPromptCache
 
 from ..factory import install, make_prompt_cache
@@ -126,14 +131,14 @@ def check_prefix_reuse(spec: str) -> None:
     greedy(model, first, same_calls, 20)
     right = greedy(model, second, same_calls, 20)
     for turn in range(2):  # the stored cache must be as good the second time
-        reused, rest = kept.fetch_nearest_cache("m", seen + second)
+        reused, rest = cast("tuple[Any, list[int]]", kept.fetch_nearest_cache("m", seen + second))
         expect(rest == second, spec, "LRUPromptCache does not give the cache back")
         got = greedy(model, rest, reused, 20)
         expect(got == right, spec, f"reuse {turn + 1} of a stored cache gives {got}, a fresh cache {right}")
 
     # A prompt that leaves the stored one midway: the stored cache is cut back exactly, or not used.
     other = first[:100] + second
-    reused, rest = kept.fetch_nearest_cache("m", other)
+    reused, rest = cast("tuple[Any, list[int]]", kept.fetch_nearest_cache("m", other))
     if reused is None:
         expect(rest == other, spec, "without a cache all tokens must be processed")
         return
