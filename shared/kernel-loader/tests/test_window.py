@@ -244,7 +244,7 @@ def test_mutants_of_window_scores(emulated):
     cases = [
         {"queries": normal((2, 6, 5, 16)), "keys": normal((2, 2, 21, 16)), "sinks": normal(6)},
         {"queries": 20 * normal((1, 2, 9, 16)), "keys": 20 * normal((1, 1, 300, 16)), "sinks": None},
-        {"queries": normal((1, 4, 17, 256)), "keys": normal((1, 1, 20, 256)), "sinks": None},
+        {"queries": normal((1, 4, 17, 16)), "keys": normal((1, 1, 20, 16)), "sinks": None},
     ]
     cases = [{name: x if x is None else mx.array(x.astype(np.float32)) for name, x in case.items()} for case in cases]
     half = {"queries": array("normal", 1, (1, 2, 3, 16), mx.bfloat16), "sinks": None}

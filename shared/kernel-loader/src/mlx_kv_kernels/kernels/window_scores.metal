@@ -55,8 +55,10 @@ template <typename T, int PAIRS>
 METAL_FUNC void load_quarter(const device T* from, long stride, thread simdgroup_matrix<T, 8, 8>* to) {
     using Pair = typename pair_of<T>::type;
     if (stride == 1 && reinterpret_cast<ulong>(from) % sizeof(Pair) == 0) {
+        #pragma unroll
         for (int i = 0; i < PAIRS; i++) to[i] = matrix_of<T>(reinterpret_cast<const device Pair*>(from)[i]);
     } else {
+        #pragma unroll
         for (int i = 0; i < PAIRS; i++) to[i] = matrix_of<T>(Pair{from[2 * i * stride], from[(2 * i + 1) * stride]});
     }
 }
@@ -129,6 +131,7 @@ METAL_FUNC Statistics shuffled(Statistics s, ushort mask) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
 
         Statistics seen[BLOCKS][2];
+        #pragma unroll
         for (uint n = 0; n < BLOCKS; n++) seen[n][0] = seen[n][1] = Statistics{-INFINITY, 0};
         for (uint first = begin + 16 * simdgroup; first < end; first += 16 * SIMDGROUPS) {
             const uint row0 = first + row_in_matrix, row1 = row0 + 8;
@@ -136,8 +139,10 @@ METAL_FUNC Statistics shuffled(Statistics s, ushort mask) {
             load_quarter<T, PAIRS>(own_keys + long(metal::min(row0, rows - 1)) * keys_strides[2], stride, upper);
             load_quarter<T, PAIRS>(own_keys + long(metal::min(row1, rows - 1)) * keys_strides[2], stride, lower);
             float vote0 = 0, vote1 = 0;
+            #pragma unroll
             for (uint n = 0; n < BLOCKS; n++) {
                 simdgroup_float8x8 c0 = make_filled_simdgroup_matrix<float, 8, 8>(0.0f), c1 = c0;
+                #pragma unroll
                 for (uint i = 0; i < PAIRS; i += 2) {
                     const uint at = (n * PAIRS + i) * 32 + lane;
                     multiply_accumulate(c0, c1, upper[i], upper[i + 1], lower[i], lower[i + 1],
@@ -168,6 +173,7 @@ METAL_FUNC Statistics shuffled(Statistics s, ushort mask) {
             }
         }
         if (VOTES) continue;
+        #pragma unroll
         for (uint n = 0; n < BLOCKS; n++) {
             for (uint c = 0; c < 2; c++) {           // over the lanes that hold the same query
                 Statistics own = seen[n][c];
