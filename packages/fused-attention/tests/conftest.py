@@ -1,5 +1,6 @@
 """Stores of random rows, and the oracle: what is held, read bit by bit in NumPy, attended to in float64."""
 
+import os
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -10,6 +11,8 @@ from mlx_kv import DenseStore
 from mlx_kv_kernels import UnavailableBackendError, resolve_backend
 from mlx_kv_kernels.testing import legs, not_run
 from mlx_kv_kivi import Kivi, KiviStore
+
+os.environ.setdefault("MLX_ENABLE_TF32", "0")  # on CUDA, the reference's float32 matmuls would round to 10 bits
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -11,6 +11,7 @@ from mlx_kv_kernels.source import BODY_MARKER, read, split
 PACKAGE = "mlx_kv_fused_attention"
 SEQUENCE = (PACKAGE, "kernels/sequence.metal")
 ROWS = (PACKAGE, "kernels/rows.metal")
+FRAGMENTS = (PACKAGE, "kernels/fragments.metal")
 TILES = (PACKAGE, "kernels/tiles.metal")
 
 
@@ -26,7 +27,7 @@ class AttentionKernel(Kernel):
     @property
     def text(self) -> str:
         """The composed text; `#line` keeps every file's own name and lines in messages."""
-        helpers = (ROWS, TILES) if self.name == "attend_tiles" else (ROWS,)
+        helpers = (ROWS, FRAGMENTS, TILES) if self.name == "attend_tiles" else (ROWS,)
         own = (self.package, f"kernels/{self.filename}")
         # An output that is not wanted is not made; the text then names another one, and never writes to it.
         logits = "logits" if "logits" in self.output_names else "lse"

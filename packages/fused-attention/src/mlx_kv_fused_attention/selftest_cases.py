@@ -42,7 +42,8 @@ def _attend(dtype: mx.Dtype, dim: int) -> Callable[[Backend], None]:
         )
         if not isinstance(got, Attention) or not isinstance(truth, Attention):
             raise ValueError("[selftest] expected logits")
-        _expect_close(got.output, truth.output, _TOLERANCE[dtype])
+        # MLX's float32 matmul, which the reference uses, rounds its operands to 10 bits on CUDA.
+        _expect_close(got.output, truth.output, max(_TOLERANCE[dtype], 2e-3 if backend == "cuda" else 0))
         _expect_close(mx.exp(got.logits - got.lse[..., None]), mx.exp(truth.logits - truth.lse[..., None]), 2e-3)
 
     return run
