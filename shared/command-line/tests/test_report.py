@@ -49,7 +49,7 @@ def test_texts_are_files_or_topics(tmp_path):
     file.write_text("words", encoding="utf-8")
     assert read_text(str(file)) == "words"
     assert read_text("typesseq") == TOPICS["typesseq"]
-    assert TOPICS["typesseq"] in documentation()
+    assert TOPICS["typesseq"] in "".join(documentation())
     file.write_bytes(b"\xff\xfe\xff")
     with pytest.raises(UserError, match=r"cannot read the text .*text\.txt: "):
         read_text(str(file))

@@ -103,7 +103,7 @@ def make_prompt(tokenizer: lm.Tokenizer, length: int, depth: float, seed: int, f
 
 def _filler(tokenizer: lm.Tokenizer, room: int, random: Random, filler: Filler) -> list[int]:
     """Exactly `room` tokens of filler; the documentation starts anywhere and goes round at its end."""
-    tokens = _encode_once(tokenizer, REPEATED if filler == "repeated" else documentation())
+    tokens = _endless(tokenizer, filler)
     start = 0 if filler == "repeated" else random.randrange(len(tokens))
     repeats = (start + room) // len(tokens) + 1
     return (tokens * repeats)[start : start + room]
@@ -129,4 +129,8 @@ def _encode(tokenizer: lm.Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-_encode_once = lru_cache(maxsize=4)(_encode)  # the documentation takes a second to encode
+@lru_cache(maxsize=4)
+def _endless(tokenizer: lm.Tokenizer, filler: Filler) -> list[int]:
+    """The tokens to repeat; paragraph by paragraph, since tokenizers warn about texts beyond the model's context."""
+    pieces = [REPEATED] if filler == "repeated" else documentation()
+    return [token for piece in pieces for token in _encode(tokenizer, piece)]

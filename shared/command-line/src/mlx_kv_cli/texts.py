@@ -25,6 +25,6 @@ def read_text(source: str) -> str:
     )
 
 
-def documentation() -> str:
-    """All pydoc topics in a row, in the order of their names."""
-    return "\n\n".join(TOPICS[name] for name in sorted(TOPICS))
+def documentation() -> list[str]:
+    """The paragraphs of all pydoc topics, in the order of the topics' names."""
+    return [f"{paragraph}\n\n" for name in sorted(TOPICS) for paragraph in TOPICS[name].split("\n\n")]
