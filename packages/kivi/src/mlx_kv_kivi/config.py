@@ -64,7 +64,7 @@ class Kivi:
             self.sinks,
         )
         _expect(_is_count(self.rollback), "rollback of 0 or more", self.rollback)
-        _expect(self.defer in (True, False), "defer True or False", self.defer)
+        _expect(_is_flag(self.defer), "defer True or False", self.defer)
 
     @property
     def bits_of_keys(self) -> int:
@@ -96,6 +96,10 @@ class Kivi:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
 
 
 def _expect(condition: bool, expected: str, got: object) -> None:

@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
+
 from mlx_kv.layout import Format, Layout, input_array
 
 from .config import Kivi

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
+
 from mlx_kv.rows import RowBuffer, Span
 
 from .reference import Quantized

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import mlx.core as mx
+
 from mlx_kv.layout import Layout
 from mlx_kv.rows import RowBuffer, Span
 from mlx_kv.store import Store, whole
@@ -19,6 +20,7 @@ from .quantize import dequantize_keys, dequantize_values, quantize_keys, quantiz
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+
     from mlx_kv import Policy
 
 
