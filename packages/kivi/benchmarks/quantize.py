@@ -78,7 +78,7 @@ def about(commit: str | None) -> dict[str, Any]:
         "mlx-kv-kivi": version("mlx-kv-kivi"),
         "commit": commit,
         "sha256 of the kernels": {
-            name: hashlib.sha256(kernel.text.encode()).hexdigest() for name, kernel in KERNELS.items()
+            kernel.name: hashlib.sha256(kernel.text.encode()).hexdigest() for kernel in KERNELS
         },
     }
 
