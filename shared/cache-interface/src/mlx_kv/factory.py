@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from mlx_lm.models.cache import KVCache
 
@@ -87,7 +87,7 @@ def install(model: Any, spec: str, skip_layers: Sequence[int] = ()) -> Callable[
         A function that undoes it.
     """
     plan = CachePlan(model, spec, skip_layers)
-    before: Any = vars(model).get("make_cache")
+    before = cast("dict[str, Any]", vars(model)).get("make_cache")
     object.__setattr__(model, "make_cache", plan)
 
     def undo() -> None:
@@ -100,7 +100,7 @@ def install(model: Any, spec: str, skip_layers: Sequence[int] = ()) -> Callable[
 
 def _own_caches(model: Any) -> Callable[[], list[Any]]:
     """Return what makes the model's own caches, also where `install` stands in front."""
-    installed: Any = vars(model).get("make_cache")
+    installed = cast("dict[str, Any]", vars(model)).get("make_cache")
     if isinstance(installed, CachePlan):
         return installed._own  # pyright: ignore[reportPrivateUsage]
     if hasattr(model, "make_cache"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 import threading
-from typing import Any
+from typing import cast
 
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache, KVCache
@@ -85,7 +85,7 @@ def check_masks(spec: str) -> None:
         own_batch.update_and_fetch(both.keys, both.values)
         offsets = batch.offset
         expect(isinstance(offsets, mx.array), spec, "a batch's offset must be an array [batch]")
-        expected: Any = own_batch.offset.tolist()
+        expected = cast("list[int]", own_batch.offset.tolist())
         expect(mx.array(offsets).tolist() == expected, spec, f"offsets must be {expected}, got {offsets}")
 
 
