@@ -77,9 +77,7 @@ def about(commit: str | None) -> dict[str, Any]:
         "mlx": version("mlx"),
         "mlx-kv-kivi": version("mlx-kv-kivi"),
         "commit": commit,
-        "sha256 of the kernels": {
-            kernel.name: hashlib.sha256(kernel.text.encode()).hexdigest() for kernel in KERNELS
-        },
+        "sha256 of the kernels": {kernel.name: hashlib.sha256(kernel.text.encode()).hexdigest() for kernel in KERNELS},
     }
 
 
