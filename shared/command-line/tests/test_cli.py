@@ -19,7 +19,7 @@ def run(monkeypatch, capsys):
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["mlx_kv", *arguments])
-        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(console.out, "width", 200)  # a dumb terminal would get 80, whatever COLUMNS says
         with pytest.raises(SystemExit) as end:
             main()
         captured = capsys.readouterr()

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from mlx_kv_cli import console
 from mlx_kv_cli.main import main
 from mlx_kv_kernels import backend as backends_module
 from mlx_kv_kernels import selftest
@@ -28,7 +29,7 @@ def run(monkeypatch, capsys):
         monkeypatch.setattr(backends_module, "_USABLE", answers)
         monkeypatch.setattr(selftest, "collect", lambda: [("some-package", case) for case in cases])
         monkeypatch.setattr(sys, "argv", ["mlx_kv", "selftest", *arguments])
-        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(console.out, "width", 200)
         with pytest.raises(SystemExit) as end:
             main()
         captured = capsys.readouterr()
