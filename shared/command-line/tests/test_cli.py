@@ -19,7 +19,10 @@ def run(monkeypatch, capsys):
 
     def call(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["mlx_kv", *arguments])
-        monkeypatch.setattr(console.out, "width", 200)  # a dumb terminal would get 80, whatever COLUMNS says
+        # What the terminal is must not matter: a dumb one is taken to be 80 columns wide, whatever COLUMNS says.
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(console.out, "width", 200)
         with pytest.raises(SystemExit) as end:
             main()
         captured = capsys.readouterr()
