@@ -94,8 +94,7 @@ class CompressedKVCache(BatchProtocol, SeamCache):
 
         Raises:
             ValueError: if keys and values are not the objects that update_and_fetch has just returned, or if an
-            additive mask meets rows
-                that are not the tokens seen.
+                additive mask meets rows that are not the tokens seen.
         """
         if self._returned is None or keys is not self._returned[0] or values is not self._returned[1]:
             raise ValueError(
