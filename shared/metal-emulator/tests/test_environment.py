@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import mlx.core as mx
@@ -19,6 +20,7 @@ from mlx_kv_emulator import (
     current_settings,
     includes,
     last_launch,
+    library,
     metal_kernel,
     toolchain,
 )
@@ -149,6 +151,22 @@ def test_threads_do_not_disturb_each_other():
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert all(result == expected for result in pool.map(work, range(64)))
+
+
+def test_threads_load_one_runtime(monkeypatch):
+    """A second copy, which another path would be as well, crashed now and then."""
+    path, asked = library.runtime_library(), []
+
+    def slowly():
+        asked.append(path)
+        time.sleep(0.1)
+        return path
+
+    monkeypatch.setattr(library, "runtime_library", slowly)
+    library._runtime.cache_clear()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert len({id(loaded) for loaded in pool.map(lambda _: library.runtime(), range(4))}) == 1
+    assert asked == [path]
 
 
 def test_processes_share_an_empty_cache(tmp_path):

@@ -13,11 +13,17 @@ from .build import runtime_library
 
 # The runtime keeps its state in globals and ctypes drops the interpreter's lock, so launches take turns.
 LOCK = threading.Lock()
+_LOADING = threading.Lock()
+
+
+def runtime() -> ctypes.CDLL:
+    """The runtime; kernels find its functions because it is loaded globally."""
+    with _LOADING:  # two threads would load two copies: the kernel would call one, and the launch run in the other
+        return _runtime()
 
 
 @functools.cache
-def runtime() -> ctypes.CDLL:
-    """The runtime; kernels find its functions because it is loaded globally."""
+def _runtime() -> ctypes.CDLL:
     return ctypes.CDLL(str(runtime_library()), mode=ctypes.RTLD_GLOBAL)
 
 
