@@ -1,0 +1,171 @@
+"""RVQ's encoding in plain MLX: the specification that kernels and store are tested against.
+
+Shapes end in [..., rows, channels]. A row is rotated, its block's mean removed if asked for, and split into its norm
+and a unit vector, whose coordinates are quantised by codebooks, one after the other on what is left. Codes are packed
+along channels, stage after stage: code j of a stage at bit bits*j of its stream, little-endian in 32-bit words, without
+gaps at any width; the last word of a stream is filled up with zeros.
+
+Sums are written out in the order in which the kernel adds: both then find the same codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import gcd
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlx.core as mx
+
+from .codebook import codebooks, midpoints
+from .config import BLOCK
+from .rotation import rotate, turn_back
+
+if TYPE_CHECKING:
+    from jaxtyping import BFloat16, Float, Float32, UInt32
+
+SMALLEST_SQUARE, LARGEST_SQUARE = 2.0**-100, 2.0**100
+_LANES = 4  # of the kernel, which share a row
+_ROWS_OF_SIMDGROUP = 8
+
+
+class Encoded(NamedTuple):
+    """Packed codes, a norm for each row and, of centred rows, the rotated mean of each block of 128."""
+
+    codes: UInt32[mx.array, "*batch rows words"]
+    norm: BFloat16[mx.array, "*batch rows 1"]
+    """bfloat16: two bytes that no norm of finite rows overflows."""
+    mean: mx.array | None = None
+    """[..., rows / 128, channels] in the dtype of the rows."""
+
+
+def encode(
+    x: Float[mx.array, "*batch rows channels"],
+    bits: int,
+    stages: int = 1,
+    seed: int = 0,
+    *,
+    unbiased: bool = False,
+    center: bool = False,
+    skip: Sequence[int] = (),
+) -> Encoded:
+    """Encode rows; what it means is in `mlx_kv_rvq.encode`.
+
+    Numbers at the limits:
+
+    - A row whose norm (after centring) is below 2^-50 reads back as its block's mean, or as zeros.
+    - A row with a NaN or an infinity in it, or with a norm of 2^50 or more, reads back as NaN; if rows are centred, a
+      NaN or an infinity does so to its whole block.
+    """
+    y, mean = rotate(x.astype(mx.float32), seed), None
+    if center:
+        mean = _block_means(y, skip, x.dtype)
+        y = y - mx.repeat(mean.astype(mx.float32), BLOCK, axis=-2)
+    square = _sum(y * y)[..., None]
+    usual = (square >= SMALLEST_SQUARE) & (square < LARGEST_SQUARE)
+    norm = mx.sqrt(square)
+    left = unit = mx.where(usual, y * (1 / norm), 0)
+    decoded = mx.zeros_like(unit)
+    streams: list[mx.array] = []
+    for levels in codebooks(x.shape[-1], bits, stages):
+        codes = (left[..., None] > mx.array(midpoints(levels))).sum(axis=-1)
+        centroids = mx.take(mx.array(levels), codes)
+        left, decoded = left - centroids, decoded + centroids
+        streams.append(pack(codes.astype(mx.uint32), bits))
+    if unbiased:
+        norm = norm * (1 / _sum(unit * decoded)[..., None])
+    norm = mx.where(usual, norm, mx.where(square < SMALLEST_SQUARE, 0, float("nan")))
+    return Encoded(mx.concatenate(streams, axis=-1), norm.astype(mx.bfloat16), mean)
+
+
+def decode(
+    encoded: Encoded, bits: int, stages: int, seed: int, channels: int, dtype: mx.Dtype
+) -> Float[mx.array, "*batch rows channels"]:
+    """Undo `encode` up to its rounding."""
+    return turn_back(decode_rotated(encoded, bits, stages, channels), seed).astype(dtype)
+
+
+def decode_rotated(
+    encoded: Encoded, bits: int, stages: int, channels: int
+) -> Float32[mx.array, "*batch rows channels"]:
+    """Return the rows that `decode` rotates back."""
+    codes, norm, mean = encoded
+    words = codes.shape[-1] // stages
+    total = mx.zeros((*codes.shape[:-1], channels))
+    for stage, levels in enumerate(_levels(channels, bits, stages)):
+        total = total + mx.take(levels, unpack(codes[..., stage * words : (stage + 1) * words], bits, channels))
+    y = total * norm.astype(mx.float32)
+    return y if mean is None else y + mx.repeat(mean.astype(mx.float32), BLOCK, axis=-2)
+
+
+def pack(codes: UInt32[mx.array, "*batch rows channels"], bits: int) -> UInt32[mx.array, "*batch rows words"]:
+    """Pack codes below 2**bits into 32-bit words."""
+    period = 32 // gcd(32, bits)  # codes after which a word border falls between two codes again
+    *batch, channels = codes.shape
+    padded = mx.pad(codes, [(0, 0)] * len(batch) + [(0, -channels % period)])
+    cycles = padded.reshape(*batch, padded.shape[-1] // period, period)
+    words: list[mx.array] = []
+    for word in range(bits * period // 32):
+        total = mx.zeros(cycles.shape[:-1], mx.uint32)
+        for code in range(32 * word // bits, -(-32 * (word + 1) // bits)):
+            shift = bits * code - 32 * word
+            total = total | (cycles[..., code] << shift if shift >= 0 else cycles[..., code] >> -shift)
+        words.append(total)
+    return mx.stack(words, axis=-1).reshape(*batch, padded.shape[-1] * bits // 32)[..., : words_of(channels, bits)]
+
+
+def unpack(
+    words: UInt32[mx.array, "*batch rows words"], bits: int, channels: int
+) -> UInt32[mx.array, "*batch rows channels"]:
+    """Undo `pack`: the first `channels` codes of each row."""
+    bit = mx.arange(channels, dtype=mx.uint32) * bits
+    word, shift = bit // 32, bit % 32
+    codes = mx.take(words, word, axis=-1) >> shift
+    if 32 % bits:  # codes that straddle a word border have their upper bits in the next word
+        following = mx.minimum(word + 1, words.shape[-1] - 1)
+        upper = mx.take(words, following, axis=-1) << (32 - mx.maximum(shift, 1))
+        codes = codes | mx.where(shift + bits > 32, upper, 0)
+    return codes & ((1 << bits) - 1)
+
+
+def words_of(channels: int, bits: int) -> int:
+    """Return the 32-bit words of a stage's codes of one row."""
+    return -(-channels * bits // 32)
+
+
+def _block_means(y: mx.array, skip: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    """Return the mean of each block of 128 rows, without the first skip[b] rows of sequence b's first block."""
+    *batch, rows, channels = y.shape
+    counts = mx.full((rows // BLOCK, 1), BLOCK, mx.float32)
+    if any(skip):
+        first = mx.array(list(skip)).reshape(-1, *(1,) * (y.ndim - 1))  # [batch, 1, ..., 1]
+        y = mx.where(mx.arange(rows)[:, None] < first, 0, y)
+        counts = BLOCK - mx.where(mx.arange(rows // BLOCK)[:, None] == 0, first, 0).astype(mx.float32)
+    blocks = y.reshape(*batch, rows // BLOCK, -1, _ROWS_OF_SIMDGROUP, channels)
+    total = _fold(_fold(mx.moveaxis(blocks, -2, -1)).swapaxes(-1, -2))
+    largest = mx.finfo(dtype).max
+    return mx.clip(total * (1 / counts), -largest, largest).astype(dtype)
+
+
+def _sum(x: mx.array) -> mx.array:
+    """Sum the channels: those of each of four lanes first."""
+    return _fold(_fold(x.reshape(*x.shape[:-1], _LANES, -1)))
+
+
+def _fold(x: mx.array) -> mx.array:
+    """Sum the last axis: halves onto each other as long as there are two, then one by one."""
+    n = x.shape[-1]
+    while n % 2 == 0:
+        n //= 2
+        x = x[..., :n] + x[..., n:]
+    total = x[..., 0]
+    for i in range(1, n):
+        total = total + x[..., i]
+    return total
+
+
+@cache
+def _levels(channels: int, bits: int, stages: int) -> tuple[mx.array, ...]:
+    levels = tuple(mx.array(book) for book in codebooks(channels, bits, stages))
+    mx.eval(levels)
+    return levels
