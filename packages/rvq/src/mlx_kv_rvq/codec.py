@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
-from . import reference
+from . import launch, reference
 from .config import BITS, BLOCK, STAGES
 from .reference import Encoded
 from .rotation import HEAD_DIMS
@@ -92,7 +92,10 @@ def encode(
         raise ValueError(f"[rvq] expected whole blocks of {BLOCK} rows to center, got {x.shape[-2]} rows")
     if skip and (x.ndim < 3 or len(skip) != x.shape[0] or not all(0 <= n < BLOCK for n in skip)):
         raise ValueError(f"[rvq] expected skip from 0 to {BLOCK - 1} for each of the first axis, got {list(skip)}")
-    return reference.encode(x, bits, stages, seed, unbiased=unbiased, center=center, skip=skip)
+    chosen = launch.choose(backend, x.dtype)
+    if chosen == "reference" or not x.size:
+        return reference.encode(x, bits, stages, seed, unbiased=unbiased, center=center, skip=skip)
+    return launch.encode(x, bits, stages, seed, unbiased, center, skip, chosen)
 
 
 def decode(
@@ -124,7 +127,10 @@ def decode(
     words = stages * reference.words_of(channels, bits)
     if encoded.codes.shape[-1] != words:
         raise ValueError(f"[rvq] expected {words} words of codes a row, got {encoded.codes.shape[-1]}")
-    return reference.decode(encoded, bits, stages, seed, channels, dtype)
+    chosen = launch.choose(backend, dtype)
+    if chosen == "reference" or not encoded.codes.size:
+        return reference.decode(encoded, bits, stages, seed, channels, dtype)
+    return launch.decode(encoded, bits, stages, seed, channels, dtype, chosen)
 
 
 def _check(bits: int, stages: int, channels: int) -> None:

@@ -1,0 +1,158 @@
+"""RVQ's two kernels: which arrays they take, and their launches."""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from collections.abc import Sequence
+from functools import cache
+from itertools import chain
+
+import mlx.core as mx
+
+from mlx_kv_kernels import Backend, Kernel, UnavailableBackendError, resolve_backend
+from mlx_kv_kernels.backend import ENVIRONMENT_VARIABLE
+from mlx_kv_kernels.kernel import CONSTANT_BELOW
+
+from .codebook import codebooks, midpoints
+from .config import BLOCK
+from .reference import Encoded, words_of
+from .rotation import negative, negative_columns, odd_part
+
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+_THREADS = 128
+
+_log = logging.getLogger("mlx_kv_rvq")
+_TEMPLATE = ("T", "DIM", "ODD", "BITS", "STAGES", "CENTER", "SCALE")
+
+ENCODE = Kernel(
+    "encode",
+    "mlx_kv_rvq",
+    ("x", "flips", "hadamard", "codebook", "params"),
+    ("codes", "norm", "mean"),
+    template=(*_TEMPLATE, "UNBIASED"),
+    ensure_row_contiguous=False,
+)
+DECODE = Kernel(
+    "decode",
+    "mlx_kv_rvq",
+    ("codes", "norm", "mean", "flips", "hadamard", "codebook", "params"),
+    ("x",),
+    template=_TEMPLATE,
+    ensure_row_contiguous=False,
+)
+
+
+def choose(backend: str | None, dtype: mx.Dtype) -> Backend:
+    """The backend for rows of a dtype; where "auto" finds no kernel for them, the reference.
+
+    Raises:
+        UnavailableBackendError: the backend asked for cannot run here, or its kernels do not take such rows.
+    """
+    chosen = resolve_backend(backend)
+    if chosen == "reference" or dtype in DTYPES:
+        return chosen
+    reason = f"expected float32, float16 or bfloat16, got {dtype}"
+    if (backend or os.environ.get(ENVIRONMENT_VARIABLE) or "auto") != "auto":
+        raise UnavailableBackendError(f"[rvq] backend {chosen!r} was asked for and has no kernel: {reason}")
+    _log_once(reason)
+    return "reference"
+
+
+def encode(
+    x: mx.array,
+    bits: int,
+    stages: int,
+    seed: int,
+    unbiased: bool,
+    center: bool,
+    skip: Sequence[int],
+    backend: Backend,
+) -> Encoded:
+    """Launch `encode`; four threads take a row."""
+    *batch, rows, dim = x.shape
+    x = _four_axes(x)
+    threads = 4 * BLOCK if center else _THREADS
+    mean_shape = (*batch, rows // BLOCK, dim) if center else (CONSTANT_BELOW,)
+    # Of arrays with fewer axes, the first is a head's or a row's here; skip is given only where it is the batch's.
+    codes, norm, mean = ENCODE(
+        inputs=[x, *_tables(dim, seed, bits, stages, False), _params((rows, *(skip or [0] * x.shape[0])))],
+        template={**_template(x.dtype, dim, bits, stages, center), "UNBIASED": unbiased},
+        grid=(-(-4 * rows // threads) * threads, x.shape[1], x.shape[0]),
+        threadgroup=(threads, 1, 1),
+        output_shapes=[(*batch, rows, stages * words_of(dim, bits)), (*batch, rows, 1), mean_shape],
+        output_dtypes=[mx.uint32, mx.bfloat16, x.dtype],
+        init_value=None if center else 0,
+        backend=backend,
+    )
+    return Encoded(codes, norm, mean if center else None)
+
+
+def decode(
+    encoded: Encoded, bits: int, stages: int, seed: int, dim: int, dtype: mx.Dtype, backend: Backend
+) -> mx.array:
+    """Launch `decode`; four threads take a row."""
+    *batch, rows, _ = encoded.codes.shape
+    center = encoded.mean is not None
+    codes, norm, mean = (_four_axes(a) for a in (encoded.codes, encoded.norm, _some(encoded.mean, dtype)))
+    heads, sequences = codes.shape[1], codes.shape[0]
+    return DECODE(
+        inputs=[_roomy(codes), _roomy(norm), mean, *_tables(dim, seed, bits, stages, True), _params((rows,))],
+        template=_template(dtype, dim, bits, stages, center),
+        grid=(-(-4 * rows // _THREADS) * _THREADS, heads, sequences),
+        threadgroup=(_THREADS, 1, 1),
+        output_shapes=[(*batch, rows, dim)],
+        output_dtypes=[dtype],
+        backend=backend,
+    )[0]
+
+
+def _template(dtype: mx.Dtype, dim: int, bits: int, stages: int, center: bool) -> dict[str, bool | int | mx.Dtype]:
+    scale = struct.unpack("i", struct.pack("f", dim**-0.5))[0]
+    odd = odd_part(dim)
+    return {"T": dtype, "DIM": dim, "ODD": odd, "BITS": bits, "STAGES": stages, "CENTER": center, "SCALE": scale}
+
+
+@cache
+def _tables(dim: int, seed: int, bits: int, stages: int, transposed: bool) -> tuple[mx.array, mx.array, mx.array]:
+    """The signs as bits, the odd part's matrix as bits, and the codebooks, then the borders between their levels."""
+    flips = _words([i for i, minus in enumerate(negative(dim, seed)) if minus])
+    rows = negative_columns(dim)
+    if transposed:
+        rows = tuple(sum((row >> b & 1) << i for i, row in enumerate(rows)) for b in range(len(rows)))
+    books = codebooks(dim, bits, stages)
+    numbers = [*chain.from_iterable(books), *chain.from_iterable((*midpoints(book), 0.0) for book in books)]
+    tables = flips, _roomy(mx.array(rows, mx.uint32)), _roomy(mx.array(numbers))
+    mx.eval(tables)
+    return tables
+
+
+def _words(bits: Sequence[int]) -> mx.array:
+    return mx.array([sum(1 << bit % 32 for bit in bits if bit // 32 == word) for word in range(8)], mx.uint32)
+
+
+@cache
+def _params(numbers: tuple[int, ...]) -> mx.array:
+    return _roomy(mx.array(numbers, mx.int32))
+
+
+def _roomy(x: mx.array) -> mx.array:
+    """The array with 8 elements or more: with fewer it would lie in Metal's constant memory, with other pointers."""
+    if x.size >= CONSTANT_BELOW:
+        return x
+    return mx.pad(x, [(0, 0)] * max(x.ndim - 2, 0) + [(0, CONSTANT_BELOW)] + [(0, 0)] * (min(x.ndim, 2) - 1))
+
+
+def _some(mean: mx.array | None, dtype: mx.Dtype) -> mx.array:
+    return mx.zeros((CONSTANT_BELOW, 1), dtype) if mean is None else mean
+
+
+def _four_axes(x: mx.array) -> mx.array:
+    """The array as [batch, heads, rows, channels]."""
+    return x if x.ndim == 4 else x.reshape(-1, *(1,) * (3 - x.ndim), *x.shape[-3:])
+
+
+@cache
+def _log_once(reason: str) -> None:
+    _log.warning("RVQ runs as plain MLX ops: its kernels do not take this. %s", reason)
