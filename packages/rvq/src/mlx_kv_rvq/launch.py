@@ -77,7 +77,7 @@ def encode(
     mean_shape = (*batch, rows // BLOCK, dim) if center else (CONSTANT_BELOW,)
     # Of arrays with fewer axes, the first is a head's or a row's here; skip is given only where it is the batch's.
     codes, norm, mean = ENCODE(
-        inputs=[x, *_tables(dim, seed, bits, stages, False), _params((rows, *(skip or [0] * x.shape[0])))],
+        inputs=[x, *tables(dim, seed, bits, stages, False), _params((rows, *(skip or [0] * x.shape[0])))],
         template={**_template(x.dtype, dim, bits, stages, center), "UNBIASED": unbiased},
         grid=(-(-4 * rows // threads) * threads, x.shape[1], x.shape[0]),
         threadgroup=(threads, 1, 1),
@@ -98,7 +98,7 @@ def decode(
     codes, norm, mean = (_four_axes(a) for a in (encoded.codes, encoded.norm, _some(encoded.mean, dtype)))
     heads, sequences = codes.shape[1], codes.shape[0]
     return DECODE(
-        inputs=[_roomy(codes), _roomy(norm), mean, *_tables(dim, seed, bits, stages, True), _params((rows,))],
+        inputs=[_roomy(codes), _roomy(norm), mean, *tables(dim, seed, bits, stages, True), _params((rows,))],
         template=_template(dtype, dim, bits, stages, center),
         grid=(-(-4 * rows // _THREADS) * _THREADS, heads, sequences),
         threadgroup=(_THREADS, 1, 1),
@@ -115,7 +115,7 @@ def _template(dtype: mx.Dtype, dim: int, bits: int, stages: int, center: bool) -
 
 
 @cache
-def _tables(dim: int, seed: int, bits: int, stages: int, transposed: bool) -> tuple[mx.array, mx.array, mx.array]:
+def tables(dim: int, seed: int, bits: int, stages: int, transposed: bool) -> tuple[mx.array, mx.array, mx.array]:
     """The signs as bits, the odd part's matrix as bits, and the codebooks, then the borders between their levels."""
     flips = _words([i for i, minus in enumerate(negative(dim, seed)) if minus])
     rows = negative_columns(dim)

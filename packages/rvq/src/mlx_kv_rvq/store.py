@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import mlx.core as mx
 
+from mlx_kv.layout import Layout
 from mlx_kv.rows import RowBuffer, Span
 from mlx_kv.store import Store, whole
 from mlx_kv_kernels import gather_rows
 
 from .config import BLOCK, Rvq
+from .layout import describe
 from .packed import PackedRows
 
 if TYPE_CHECKING:
@@ -85,6 +87,10 @@ class RvqStore(Store):
     def dense(self) -> tuple[mx.array, mx.array]:
         """Return keys and values in the model's dtype."""
         return self.keys.dense(self._rows), self.values.dense(self._rows)
+
+    def layout(self) -> Layout | None:
+        """Describe the encoded rows for attention that reads them as they are."""
+        return describe(self)
 
     def take(self, indices: Int[mx.array, "batch kv_heads kept"], counts: Sequence[int]) -> None:
         """Keep a subset of the rows; codes stay as they are where at least half of the residual is left beside them.

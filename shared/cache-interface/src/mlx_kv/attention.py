@@ -63,9 +63,20 @@ def decode(
     for name, backend in backends.items():
         reason = backend.covers(queries, layout, sinks)
         if reason is None:
-            return backend.attend(queries, layout, scale, sinks, logits)
+            return _attend_in_basis(backend, queries, layout, scale, sinks, logits)
         _log_once(f"{name} attention is not used for {layout.format.name} rows: {reason}")
     return None
+
+
+def _attend_in_basis(
+    backend: DecodeAttention, queries: mx.array, layout: Layout, scale: float, sinks: mx.array | None, logits: bool
+) -> tuple[mx.array, mx.array | None]:
+    """Attend where rows may be held in another basis: products of queries and keys, the logits, are the same in both."""
+    basis = layout.basis
+    if basis is None:
+        return backend.attend(queries, layout, scale, sinks, logits)
+    output, scores = backend.attend(basis.enter(queries), layout, scale, sinks, logits)
+    return basis.leave(output), scores
 
 
 @cache

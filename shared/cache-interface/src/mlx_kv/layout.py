@@ -54,6 +54,15 @@ class Format:
     """Channels that share a value's scale in tiles."""
 
 
+class Basis(NamedTuple):
+    """An orthonormal basis in which rows are held, other than the model's own."""
+
+    enter: Callable[[mx.array], mx.array]
+    """Turns queries [batch, query_heads, chunk, key_dim] into the keys' basis."""
+    leave: Callable[[mx.array], mx.array]
+    """Turns outputs [batch, query_heads, chunk, value_dim] back out of the values' basis."""
+
+
 class Layout(NamedTuple):
     """The rows of one layer as a store holds them now."""
 
@@ -65,9 +74,11 @@ class Layout(NamedTuple):
     places: Sequence[tuple[int, ...]]
     """Numbers of each sequence, on the host."""
     dense: Callable[[], Dense]
-    """Returns keys and values uncompressed, each sequence from row 0, as long as the longest."""
+    """Returns keys and values uncompressed, in `basis`, each sequence from row 0, as long as the longest."""
     tiles: Sequence[tuple[int, int]] = ()
     """Of each sequence, the rows first..last-1 that may be read in tiles; both are multiples of `format.tile_rows`."""
+    basis: Basis | None = None
+    """Where the rows are held in another basis: who attends gives queries in it, and is given outputs in it."""
 
 
 def input_array(data: mx.array | None, dtype: mx.Dtype) -> mx.array:

@@ -1,0 +1,160 @@
+// Reads RVQ's rows for attention, in the rotated basis: encoded rows as they are, exact first rows and the full-precision tail by
+// rotating them. `place` holds for the keys, then for the values: exact rows held, rows packed; first row in `exact`, in `codes`, in
+// `norm` and in `mean`, and in `tail` less its row; and all rows of each of the five. Of values the means stand for nothing.
+
+// Codes first..first+N-1 of a packed row.
+template <int BITS, int N> METAL_FUNC void read_codes(const device uint* words, int first, thread uint (&codes)[N]) {
+    constexpr uint MASK = (1u << BITS) - 1;
+    for (int j = 0; j < N; j++) {
+        const int bit = (first + j) * BITS, shift = bit % 32;
+        codes[j] = words[bit / 32] >> shift;
+        if (shift + BITS > 32) codes[j] |= words[bit / 32 + 1] << (32 - shift);
+        codes[j] &= MASK;
+    }
+}
+
+// Channels first..first+N-1 of a rotated row of DIM = ODD * POWER channels; every lane of a simdgroup asks for the N that follow
+// those of the lane before.
+template <int DIM, int ODD, int N, typename T>
+METAL_FUNC void read_rotated(
+    const device T* row, const device uint* flips, const device uint* hadamard, int first, thread float (&x)[N]) {
+    const float scale = metal::rsqrt(float(DIM));
+    if constexpr (ODD == 1) {  // N is a power of two, and all lanes have N channels
+        for (int j = 0; j < N; j++) {
+            const float value = float(row[first + j]) * scale;
+            x[j] = flips[(first + j) / 32] >> ((first + j) % 32) & 1 ? -value : value;
+        }
+        for (int half_size = 1; half_size < N; half_size *= 2) {
+            for (int pair = 0; pair < N / 2; pair++) {
+                const int low = pair / half_size * 2 * half_size + pair % half_size, high = low + half_size;
+                const float a = x[low], b = x[high];
+                x[low] = a + b;
+                x[high] = a - b;
+            }
+        }
+        for (int mask = 1; mask < 32; mask *= 2) {
+            for (int j = 0; j < N; j++) {
+                const float other = simd_shuffle_xor(x[j], ushort(mask));
+                x[j] = first / N & mask ? other - x[j] : x[j] + other;
+            }
+        }
+    } else {  // few rows, so that the plain product will do
+        constexpr int POWER = DIM / ODD;
+        for (int j = 0; j < N; j++) x[j] = 0;
+        if (first >= DIM) return;
+        for (int c = 0; c < DIM; c++) {
+            const float value = float(row[c]) * scale;
+            for (int j = 0; j < N; j++) {
+                const int i = first + j < DIM ? first + j : first;
+                const uint parity = 0x6996u >> (i % POWER & c % POWER);  // of the bits of a number below 16
+                const uint minus = hadamard[i / POWER] >> (c / POWER) ^ parity ^ flips[c / 32] >> (c % 32);
+                x[j] += minus & 1 ? -value : value;
+            }
+        }
+        for (int j = 0; j < N; j++) {
+            if (first + j >= DIM) x[j] = 0;
+        }
+    }
+}
+
+template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER> struct RvqRows {
+    static constexpr constant int LEVELS = 1 << BITS, STREAM = (DIM * BITS + 31) / 32, WORDS = STAGES * STREAM, BLOCK = 128;
+    const device uint* codes;
+    const device bfloat* norm;
+    const device T* mean;
+    const device T* exact;
+    const device T* tail;
+    const device uint* flips;
+    const device uint* hadamard;
+    const device float* levels;
+    int exact_rows, packed_rows;
+    uint inner, outer;  // of two bits: the bits of the positive levels as halves, twice in a word
+
+    template <int N> METAL_FUNC void read(int row, int first, thread float (&x)[N]) const {
+        if (row < exact_rows || row >= packed_rows) {
+            return read_rotated<DIM, ODD>((row < exact_rows ? exact : tail) + long(row) * DIM, flips, hadamard, first, x);
+        }
+        for (int j = 0; j < N; j++) x[j] = 0;
+        if (first >= DIM) return;
+        const float size = float(norm[row]);
+        for (int stage = 0; stage < STAGES; stage++) {
+            for (int j = 0; j < N; j++) {
+                if (first + j >= DIM) break;
+                uint code[1];
+                read_codes<BITS>(codes + long(row) * WORDS + stage * STREAM, first + j, code);
+                x[j] += levels[stage * LEVELS + code[0]];
+            }
+        }
+        for (int j = 0; j < N; j++) {
+            x[j] *= size;
+            if constexpr (CENTER) {
+                if (first + j < DIM) x[j] += float(mean[long(row / BLOCK) * DIM + first + j]);
+            }
+        }
+    }
+
+    // For tiles: the same rows counted from `row`, a row's words, two levels as halves, and what a row and its block do to them.
+    static constexpr constant bool ROW_FACTORS = true;
+    static constexpr constant float UNIT = 1.0f;
+    METAL_FUNC RvqRows from(int row) const {
+        RvqRows moved = *this;
+        moved.codes += long(row) * WORDS;
+        moved.norm += row;
+        if constexpr (CENTER) moved.mean += long(row / BLOCK) * DIM;
+        return moved;
+    }
+    METAL_FUNC const device uint* words(int row) const { return codes + row * WORDS; }
+    METAL_FUNC half2 fragment(uint units, int code) const {
+        if constexpr (BITS == 2) {
+            const uint low = units >> (2 * code) & 0x00010001u, high = units >> (2 * code + 1) & 0x00010001u;
+            return as_type<half2>((outer ^ (low ^ high) * ((inner ^ outer) & 0xffffu)) | (high ^ 0x00010001u) << 15);
+        } else {
+            constexpr uint MASK = LEVELS - 1;
+            return pack_half2(levels[units >> (BITS * code) & MASK], levels[units >> (16 + BITS * code) & MASK]);
+        }
+    }
+    static METAL_FUNC float weight(int) { return 1.0f; }
+    METAL_FUNC float factor(int row) const { return float(norm[row]); }
+    template <int N> struct Fold {
+        float minima[N];
+        METAL_FUNC float2 scale(int) const { return float2{1.0f, 1.0f}; }
+        METAL_FUNC float2 minimum(int pair) const { return float2{minima[2 * pair], minima[2 * pair + 1]}; }
+    };
+    template <int N> METAL_FUNC void fold(int first, thread Fold<N>& f) const {
+        for (int j = 0; j < N; j++) {
+            if constexpr (CENTER) f.minima[j] = float(mean[first + j]);
+            else f.minima[j] = 0;
+        }
+    }
+    template <int N> struct Scales {
+        float size;
+        METAL_FUNC float scale(int) const { return size; }
+        METAL_FUNC float minimum(int) const { return 0.0f; }
+    };
+    template <int STEP, int N> METAL_FUNC void scales(int row, int, thread Scales<N>& s) const { s.size = float(norm[row]); }
+};
+template <int DIM, typename Rows, typename T>
+METAL_FUNC void place_rows(
+    thread Rows& rows, const device int* place, long kv_head, const device uint* codes, const device bfloat* norm,
+    const device T* mean, const device T* exact, const device T* tail, const device float* levels) {
+    rows.exact_rows = place[0];
+    rows.packed_rows = place[1];
+    rows.exact = exact + (kv_head * place[7] + place[2]) * DIM;
+    rows.codes = codes + (kv_head * place[8] + place[3]) * Rows::WORDS;
+    rows.norm = norm + kv_head * place[9] + place[4];
+    rows.mean = mean + (kv_head * place[10] + place[5]) * DIM;
+    rows.tail = tail + (kv_head * place[11] + place[6]) * DIM;
+    rows.levels = levels;
+    rows.inner = as_type<uint>(pack_half2(levels[Rows::LEVELS / 2], levels[Rows::LEVELS / 2]));
+    rows.outer = as_type<uint>(pack_half2(levels[Rows::LEVELS - 1], levels[Rows::LEVELS - 1]));
+}
+// --- body ---
+    RvqRows<T, KEY_DIM, KEY_ODD, CODE_BITS_OF_KEYS, STAGES, CENTER> keys;
+    keys.flips = key_flips;
+    keys.hadamard = key_hadamard;
+    place_rows<KEY_DIM>(keys, place, kv_head, key_codes, key_norm, key_mean, key_exact, key_tail, key_levels);
+    RvqRows<T, VALUE_DIM, VALUE_ODD, CODE_BITS_OF_VALUES, STAGES, false> values;
+    values.flips = value_flips;
+    values.hadamard = value_hadamard;
+    place_rows<VALUE_DIM>(
+        values, place + 12, kv_head, value_codes, value_norm, value_mean, value_exact, value_tail, value_levels);

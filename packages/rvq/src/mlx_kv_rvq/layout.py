@@ -1,0 +1,106 @@
+"""The RVQ store's arrays, described for fused attention in the rotated basis."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from mlx_kv.layout import Basis, Format, Layout, input_array
+
+from .codec import RotatedCodec
+from .config import BLOCK, Rvq
+from .launch import tables
+from .rotation import odd_part, turn, turn_back
+
+if TYPE_CHECKING:
+    from .packed import PackedRows
+    from .store import RvqStore
+
+_BUFFERS = ("codes", "norm", "mean", "exact", "tail")
+_TABLES = ("flips", "hadamard", "levels")
+_UNCENTERED_TILE = 64
+
+
+def describe(store: RvqStore) -> Layout | None:
+    """Return the layout that kernels/rvq_rows.metal reads; None if nothing is packed yet, or codebooks are trained."""
+    keys, values, config, rows = store.keys, store.values, store.config, store.lengths
+    if keys.codes.data is None or values.codes.data is None or not isinstance(config, Rvq):
+        return None
+    format = rvq_format(config, keys.codes.data.shape[0], keys.dim, values.dim, keys.dtype)
+    # Both sides are packed from the first tile that holds no exact row to the last whole one of keys.
+    size = format.tile_rows
+    first = -(-config.sinks // size) * size if size else 0
+    packed = [min(pair) for pair in zip(keys.codes.lengths, values.codes.lengths, strict=True)]
+    return Layout(
+        format,
+        [*_arrays(keys), *_arrays(values)],
+        rows,
+        [_place(keys, b, n) + _place(values, b, n) for b, n in enumerate(rows)],
+        partial(_dense, store, config.seed),
+        [(first, max(first, n // size * size)) if size else (0, 0) for n in packed],
+        _basis(config.seed),
+    )
+
+
+@cache
+def rvq_format(config: Rvq, kv_heads: int, key_dim: int, value_dim: int, dtype: mx.Dtype) -> Format:
+    """Return the format of a configuration's rows."""
+    constants = {
+        "KEY_ODD": odd_part(key_dim),
+        "VALUE_ODD": odd_part(value_dim),
+        "CODE_BITS_OF_KEYS": config.key_bits,
+        "CODE_BITS_OF_VALUES": config.value_bits,
+        "STAGES": config.stages,
+        "CENTER": int(config.center),
+    }
+    in_tiles = config.stages == 1 and {config.key_bits, config.value_bits} <= {2, 4}
+    return Format(
+        "rvq",
+        ("mlx_kv_rvq", "kernels/rvq_rows.metal"),
+        kv_heads,
+        key_dim,
+        value_dim,
+        dtype,
+        inputs=tuple(f"{side}_{name}" for side in ("key", "value") for name in (*_BUFFERS, *_TABLES)),
+        places=24,
+        constants=tuple(constants.items()),
+        tile_rows=(BLOCK if config.center else _UNCENTERED_TILE) if in_tiles else 0,
+        key_bits=config.key_bits,
+        value_bits=config.value_bits,
+        group_size=value_dim,
+    )
+
+
+@cache
+def _basis(seed: int) -> Basis:
+    return Basis(partial(turn, seed=seed), partial(turn_back, seed=seed))
+
+
+def _dense(store: RvqStore, seed: int) -> tuple[mx.array, mx.array]:
+    keys, values = (turn(rows.astype(mx.float32), seed).astype(rows.dtype) for rows in store.dense())
+    return keys, values
+
+
+def _arrays(side: PackedRows) -> list[mx.array]:
+    dtypes = (mx.uint32, mx.bfloat16, *(side.dtype,) * 3)
+    buffers = (side.codes, side.norm, side.mean, side.exact, side.tail)
+    held = [input_array(buffer.data, dtype) for buffer, dtype in zip(buffers, dtypes, strict=True)]
+    codec = side.codec
+    if not isinstance(codec, RotatedCodec):
+        raise TypeError(f"[rvq] expected rows encoded by rotation, got {type(codec).__name__}")
+    return [*held, *tables(side.dim, codec.seed, codec.bits, codec.stages, False)]
+
+
+def _place(side: PackedRows, sequence: int, rows: int) -> tuple[int, ...]:
+    """Return a sequence's numbers on one side, as the Metal text counts them."""
+    buffers = (side.exact, side.codes, side.norm, side.mean, side.tail)
+    begins = [buffer.begins[sequence] if buffer.begins else 0 for buffer in buffers[:-1]]
+    return (
+        side.exact.lengths[sequence],
+        side.codes.lengths[sequence],
+        *begins,
+        side.tail.ends[sequence] - rows,
+        *(0 if buffer.data is None else buffer.data.shape[1] for buffer in buffers),
+    )
