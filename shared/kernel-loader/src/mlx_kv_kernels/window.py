@@ -1,4 +1,4 @@
-"""Scores of a prompt's rows by what the newest tokens' queries look at: what SnapKV and PyramidKV select by."""
+"""Scores of rows by what the newest tokens' queries look at: what policies of a prompt's rows select by."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ POOLINGS: tuple[Pooling, ...] = ("max", "avg")
 WINDOW_SCORES = Kernel(
     "window_scores",
     "mlx_kv_kernels",
-    ("queries", "keys", "scale", "sinks", "statistics", "params"),
+    ("queries", "keys", "scale", "sinks", "bias", "statistics", "params"),
     ("out",),
-    template=("T", "DIM", "QUERIES", "THREADS", "VOTES"),
+    template=("T", "DIM", "QUERIES", "THREADS", "VOTES", "BIAS"),
     ensure_row_contiguous=False,
 )
 POOL_SCORES = Kernel(
@@ -45,6 +45,7 @@ def window_scores(
     keys: Float[mx.array, "batch kv_heads rows key_dim"],
     scale: float | None = None,
     sinks: Float[mx.array, " query_heads"] | None = None,
+    bias: Float32[mx.array, "batch query_heads rows"] | None = None,
     *,
     backend: str | None = None,
 ) -> Float32[mx.array, "batch kv_heads rows"]:
@@ -58,24 +59,26 @@ def window_scores(
         keys: after RoPE; a view of a larger buffer is read in place.
         scale: what dot products are multiplied with (default: key_dim**-0.5).
         sinks: logits that join the softmax without a row, one per query head (default: none).
+        bias: what is added to the scaled dot products of a row, for each query head (default: nothing).
         backend: "metal", "cuda", "emulator", "reference" or "auto" (default: MLX_KV_BACKEND, else auto).
 
     Raises:
         ValueError: shapes or dtypes do not fit.
         UnavailableBackendError: the backend asked for cannot run here, or has no kernel for this dtype or key_dim.
     """
-    _check(queries, keys, sinks)
+    _check(queries, keys, sinks, bias)
     batch, query_heads, window, dim = queries.shape
     _, kv_heads, rows, _ = keys.shape
     factor = dim**-0.5 if scale is None else scale
     chosen = _choose(backend, dim, keys.dtype)
     if chosen == "reference":
-        return reference.window_scores(queries, keys, factor, sinks)
+        return reference.window_scores(queries, keys, factor, sinks, bias)
     total = query_heads // kv_heads * window
     fitting = max(_TILE_BYTES // (dim * keys.itemsize) // 8 * 8, 8)
     share = -(-rows // (_ROWS * _SPLITS)) * _ROWS
     splits = -(-rows // share)
     logits = mx.full((query_heads,), -float("inf")) if sinks is None else sinks.astype(mx.float32)
+    biases = mx.zeros((1,)) if bias is None else mx.contiguous(bias)
 
     def launch(votes: bool, statistics: mx.array, shape: tuple[int, ...]) -> mx.array:
         return WINDOW_SCORES(
@@ -84,6 +87,7 @@ def window_scores(
                 keys,
                 mx.array([factor], mx.float32),
                 logits,
+                biases,
                 statistics,
                 mx.array([share], mx.int32),
             ],
@@ -93,6 +97,7 @@ def window_scores(
                 "QUERIES": min(fitting, 64, -(-total // 8) * 8),
                 "THREADS": _THREADS,
                 "VOTES": votes,
+                "BIAS": bias is not None,
             },
             grid=(splits * _THREADS, batch * kv_heads, 1),
             threadgroup=(_THREADS, 1, 1),
@@ -180,7 +185,7 @@ def select_window_rows(
     return topk_rows(scores, budget, backend=backend)
 
 
-def _check(queries: mx.array, keys: mx.array, sinks: mx.array | None) -> None:
+def _check(queries: mx.array, keys: mx.array, sinks: mx.array | None, bias: mx.array | None) -> None:
     if queries.ndim != 4 or keys.ndim != 4:
         raise ValueError(
             "[window_scores] expected queries [batch, query_heads, window, key_dim] and keys [batch, kv_heads, rows, "
@@ -197,6 +202,11 @@ def _check(queries: mx.array, keys: mx.array, sinks: mx.array | None) -> None:
         raise ValueError(f"[window_scores] expected queries in the keys' dtype {keys.dtype}, got {queries.dtype}")
     if sinks is not None and sinks.shape != (query_heads,):
         raise ValueError(f"[window_scores] expected sinks [{query_heads}], got {list(sinks.shape)}")
+    if bias is not None and (bias.shape != (batch, query_heads, keys.shape[2]) or bias.dtype != mx.float32):
+        raise ValueError(
+            f"[window_scores] expected bias float32 {[batch, query_heads, keys.shape[2]]}, "
+            f"got {bias.dtype} {list(bias.shape)}"
+        )
 
 
 def _choose(backend: str | None, dim: int, dtype: mx.Dtype) -> Backend:

@@ -86,6 +86,7 @@ METAL_FUNC Statistics shuffled(Statistics s, ushort mask) {
     threadgroup Pair tile[QUERIES * DIM / 2];        // queries, in the order in which the lanes read them
     threadgroup int visible[QUERIES];                // rows that a query sees
     threadgroup float lse[QUERIES];
+    threadgroup uint own_bias[QUERIES];              // where the biases of a query's head begin
     threadgroup float largest[SIMDGROUPS * QUERIES];
     threadgroup float sums[SIMDGROUPS * QUERIES];
 
@@ -115,6 +116,7 @@ METAL_FUNC Statistics shuffled(Statistics s, ushort mask) {
         for (uint query = thread_index; query < QUERIES; query += THREADS) {
             const bool real = base + query < total;
             visible[query] = real ? int(rows - window + (base + query) % window + 1) : 0;
+            own_bias[query] = (head * group + (base + query) / window) * rows;
             if (VOTES) {
                 Statistics all = {-INFINITY, 0};
                 if (real) {
@@ -148,11 +150,13 @@ METAL_FUNC Statistics shuffled(Statistics s, ushort mask) {
                     multiply_accumulate(c0, c1, upper[i], upper[i + 1], lower[i], lower[i + 1],
                                         matrix_of<T>(tile[at]), matrix_of<T>(tile[at + 32]), lane);
                 }
-                const float score0[2] = {c0.thread_elements().x * factor, c0.thread_elements().y * factor};
-                const float score1[2] = {c1.thread_elements().x * factor, c1.thread_elements().y * factor};
+                float score0[2] = {c0.thread_elements().x * factor, c0.thread_elements().y * factor};
+                float score1[2] = {c1.thread_elements().x * factor, c1.thread_elements().y * factor};
                 for (uint c = 0; c < 2; c++) {
                     const uint query = 8 * n + column + c;
                     const bool sees0 = int(row0) < visible[query], sees1 = int(row1) < visible[query];
+                    if (BIAS && sees0) score0[c] += bias[own_bias[query] + row0] * 1.44269504088896f;
+                    if (BIAS && sees1) score1[c] += bias[own_bias[query] + row1] * 1.44269504088896f;
                     if (VOTES) {
                         vote0 += sees0 ? metal::exp2(score0[c] - lse[query]) : 0.0f;
                         vote1 += sees1 ? metal::exp2(score1[c] - lse[query]) : 0.0f;

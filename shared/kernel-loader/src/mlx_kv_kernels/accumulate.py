@@ -1,0 +1,162 @@
+"""Scores of rows by all attention so far, kept up to date while decoding: what H2O and Keyformer drop rows by.
+
+A prompt's scores are `window.window_scores` of all its queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import mlx.core as mx
+
+from . import accumulate_reference as reference
+from .backend import resolve_backend
+from .kernel import Kernel
+from .rows import topk_rows
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Float32, Int32, UInt32
+
+ACCUMULATE_SCORES = Kernel(
+    "accumulate_scores",
+    "mlx_kv_kernels",
+    ("logits", "scores", "positions", "sinks", "factors", "params"),
+    ("out_scores", "out_positions", "dropped"),
+    template=("GROUP", "NOISE", "THREADS"),
+)
+
+
+class Step(NamedTuple):
+    """Where one sequence's scores are, and what its next token does to them."""
+
+    begin: int
+    """First place of its room in the scores."""
+    rows: int
+    """Rows attended to, the new token's as the last; 0 if the sequence has no token in this step."""
+    limit: int
+    """First place behind its room."""
+    position: int
+    """Of the new token."""
+    window: int = 0
+    """Rows of this position and later ones are kept whatever their score."""
+    drops: bool = False
+    """Whether a row has to go."""
+    temperature: float = 1.0
+    """What the logits are divided by."""
+
+
+class Noise(NamedTuple):
+    """Gumbel noise on the logits of one layer."""
+
+    seed: int
+    """From 0 to 2**32 - 1."""
+    layer: int
+    scale: float = 1.0
+
+
+def row_noise(
+    noise: Noise, positions: Int32[mx.array, "kv_heads rows"], query_heads: int
+) -> Float32[mx.array, "query_heads rows"]:
+    """Return the noise on the logits of the rows that stand at `positions`, the same in any step and any batch."""
+    of_query_heads = mx.repeat(positions, query_heads // positions.shape[0], axis=0)
+    return noise.scale * reference.gumbel(noise.seed, noise.layer, mx.arange(query_heads)[:, None], of_query_heads)
+
+
+def accumulate_scores(
+    logits: Float32[mx.array, "batch query_heads rows"],
+    scores: Float32[mx.array, "kv_heads total"],
+    positions: Int32[mx.array, "kv_heads total"],
+    steps: Sequence[Step],
+    sinks: Float[mx.array, " query_heads"] | None = None,
+    noise: Noise | None = None,
+    *,
+    backend: str | None = None,
+) -> tuple[Float32[mx.array, "kv_heads total"], Int32[mx.array, "kv_heads total"], UInt32[mx.array, "batch kv_heads"]]:
+    """Add one token's attention to the scores of each sequence's rows, and drop the row with the lowest score.
+
+    To each row's score comes softmax((logits + noise) / temperature), the mean over the query heads of its KV head; the
+    new row begins with its own. Where a row has to go, it is the lowest score's among the rows before the window, of
+    equal ones the newest; NaN counts as -infinity. The new row's score and position take its place. One launch.
+
+    Args:
+        logits: scaled, of one token per sequence over its rows; what lies beyond a sequence's rows has no meaning.
+        scores: of all sequences, whose rooms follow one another without a gap; the rest of a room is copied.
+        positions: of the rows, in the same places.
+        steps: one for each sequence.
+        sinks: logits that join the softmax without a row, one per query head (default: none).
+        noise: added to the logits (default: none).
+        backend: "metal", "cuda", "emulator", "reference" or "auto" (default: MLX_KV_BACKEND, else auto).
+
+    Returns:
+        The scores and positions, and for each KV head the row dropped, counted from its sequence's first; 0 where none.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit, or the steps do not tile the scores.
+        UnavailableBackendError: the backend asked for cannot run here.
+    """
+    _check(logits, scores, positions, steps)
+    batch, query_heads, _ = logits.shape
+    kv_heads = len(scores)
+    chosen = resolve_backend(backend)
+    if chosen == "reference":
+        return reference.accumulate_scores(logits, scores, positions, steps, sinks, noise)
+    seed, layer, scale = noise or Noise(0, 0)
+    numbers = [n for s in steps for n in (s.begin, s.rows, s.limit, s.position, s.window, s.drops)]
+    threads = 256 if logits.shape[2] <= 2048 else 1024
+    outputs = ACCUMULATE_SCORES(
+        inputs=[
+            logits,
+            scores,
+            positions,
+            mx.full((query_heads,), -float("inf")) if sinks is None else sinks.astype(mx.float32),
+            mx.array([scale, *(step.temperature for step in steps)], mx.float32),
+            mx.array([seed - (1 << 32) if seed >= 1 << 31 else seed, layer, *numbers], mx.int32),
+        ],
+        template={"GROUP": query_heads // kv_heads, "NOISE": noise is not None, "THREADS": threads},
+        grid=(batch * kv_heads * threads, 1, 1),
+        threadgroup=(threads, 1, 1),
+        output_shapes=[scores.shape, scores.shape, (batch, kv_heads)],
+        output_dtypes=[mx.float32, mx.int32, mx.uint32],
+        backend=chosen,
+    )
+    return outputs[0], outputs[1], outputs[2]
+
+
+def select_rows(
+    scores: Float32[mx.array, "batch kv_heads rows"], budget: int, recent: int, *, backend: str | None = None
+) -> UInt32[mx.array, "batch kv_heads budget"]:
+    """The last `recent` rows and the highest `budget - recent` scores before them: ascending, ties to the lowest row.
+
+    Raises:
+        ValueError: budget exceeds the rows, or recent the budget.
+        UnavailableBackendError: the backend asked for cannot run here.
+    """
+    rows = scores.shape[-1]
+    if not 0 <= recent <= budget <= rows:
+        raise ValueError(f"[select_rows] expected 0 <= recent <= budget <= {rows} rows, got {recent} and {budget}")
+    protected = mx.where(mx.arange(rows) >= rows - recent, float("inf"), scores)
+    return topk_rows(protected, budget, backend=backend)
+
+
+def _check(logits: mx.array, scores: mx.array, positions: mx.array, steps: Sequence[Step]) -> None:
+    batch, query_heads, rows = logits.shape
+    kv_heads, total = scores.shape
+    if query_heads % kv_heads or logits.dtype != mx.float32 or scores.dtype != mx.float32:
+        raise ValueError(
+            f"[accumulate_scores] expected float32 logits of a multiple of {kv_heads} heads and float32 scores, "
+            f"got {logits.dtype} {list(logits.shape)} and {scores.dtype}"
+        )
+    if positions.shape != scores.shape or positions.dtype != mx.int32:
+        raise ValueError(
+            f"[accumulate_scores] expected positions int32 {list(scores.shape)}, "
+            f"got {positions.dtype} {list(positions.shape)}"
+        )
+    borders = [0, *(step.limit for step in steps)]
+    tiled = [step.begin for step in steps] == borders[:-1] and borders[-1] == total
+    held = all(step.rows <= min(step.limit - step.begin, rows) for step in steps)
+    if len(steps) != batch or not tiled or not held:
+        raise ValueError(
+            f"[accumulate_scores] expected {batch} steps whose rooms tile {total} places and hold at most {rows} rows "
+            f"each, got {list(steps)}"
+        )

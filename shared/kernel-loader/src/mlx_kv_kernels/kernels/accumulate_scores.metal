@@ -1,0 +1,133 @@
+// One token's attention is added to the scores of the rows it sees, and where a row has to go, the lowest score decides: a
+// threadgroup for each KV head of each sequence. The first pass over the logits finds every query head's logsumexp, the second
+// adds the mean probability to each row's score and finds the row to go, whose place the newest row takes. Scores of a whole
+// room are copied, so that the outputs can stand in for the inputs.
+
+// Softmax statistics in base 2: the largest logit, and the sum of all relative to it.
+struct Statistics {
+    float largest, sum;
+};
+METAL_FUNC float safe(float largest) { return largest == -INFINITY ? 0.0f : largest; }   // -inf - -inf would be NaN
+METAL_FUNC Statistics merge(Statistics a, Statistics b) {
+    const float largest = metal::max(a.largest, b.largest), base = safe(largest);
+    return Statistics{largest, a.sum * metal::exp2(a.largest - base) + b.sum * metal::exp2(b.largest - base)};
+}
+METAL_FUNC Statistics shuffled(Statistics s, ushort mask) {
+    return Statistics{simd_shuffle_xor(s.largest, mask), simd_shuffle_xor(s.sum, mask)};
+}
+
+// The row to go: the lowest score, of equal ones the newest. A score that is no number counts as -infinity.
+struct Lowest {
+    float score;
+    int position;
+    uint row;
+};
+METAL_FUNC Lowest lower(Lowest a, Lowest b) {
+    return b.score < a.score || (b.score == a.score && b.position > a.position) ? b : a;
+}
+METAL_FUNC Lowest shuffled(Lowest l, ushort mask) {
+    return Lowest{simd_shuffle_xor(l.score, mask), simd_shuffle_xor(l.position, mask), simd_shuffle_xor(l.row, mask)};
+}
+
+// Gumbel noise that depends on nothing but these numbers (accumulate_reference.py has the same).
+METAL_FUNC uint mix(uint x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+METAL_FUNC uint mix(uint hash, uint next) { return mix(hash + 0x9e3779b9u + next); }
+METAL_FUNC float gumbel(uint hash, uint position) {
+    const float uniform = (float(mix(hash, position) >> 9) + 0.5f) * (1.0f / 8388608.0f);
+    return -metal::precise::log(-metal::precise::log(uniform));
+}
+// --- body ---
+    constexpr uint SIMDGROUPS = THREADS / 32;
+    constexpr float LOG2E = 1.44269504088896f;
+    threadgroup float largest[SIMDGROUPS * GROUP];
+    threadgroup float sums[SIMDGROUPS * GROUP];
+    threadgroup float lse[GROUP];
+    threadgroup float lowest_score[SIMDGROUPS];
+    threadgroup int lowest_position[SIMDGROUPS];
+    threadgroup uint lowest_row[SIMDGROUPS];
+    threadgroup float newest_score[1];
+
+    const uint thread_index = thread_position_in_threadgroup.x;
+    const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
+    const uint head = threadgroup_position_in_grid.x, kv_heads = scores_shape[0], total = scores_shape[1];
+    const uint sequence = head / kv_heads, kv_head = head % kv_heads, logit_rows = logits_shape[2];
+    const uint at = 2 + 6 * sequence;                // behind the noise's seed and layer
+    const uint begin = params[at], rows = params[at + 1], room = params[at + 2] - params[at];
+    const int position = params[at + 3], window = params[at + 4];
+    const bool drops = params[at + 5] != 0;
+    const float factor = LOG2E / factors[1 + sequence];
+    const ulong own_logits = ulong(head) * GROUP * logit_rows, own = ulong(kv_head) * total + begin;
+
+    uint hashes[GROUP];
+    Statistics seen[GROUP];
+    for (uint g = 0; g < GROUP; g++) {
+        hashes[g] = mix(mix(mix(uint(params[0])), uint(params[1])), kv_head * GROUP + g);
+        seen[g] = Statistics{-INFINITY, 0};
+    }
+    for (uint row = thread_index; row < rows; row += THREADS) {
+        const int where = row + 1 < rows ? positions[own + row] : position;
+        for (uint g = 0; g < GROUP; g++) {
+            float x = logits[own_logits + g * logit_rows + row];
+            if (NOISE) x += factors[0] * gumbel(hashes[g], uint(where));
+            seen[g] = merge(seen[g], Statistics{x * factor, 1});
+        }
+    }
+    for (uint g = 0; g < GROUP; g++) {
+        for (ushort mask = 1; mask < 32; mask *= 2) seen[g] = merge(seen[g], shuffled(seen[g], mask));
+        if (lane == 0) {
+            largest[simdgroup * GROUP + g] = seen[g].largest;
+            sums[simdgroup * GROUP + g] = seen[g].sum;
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (thread_index < GROUP) {
+        Statistics all = {sinks[kv_head * GROUP + thread_index] * factor, 1};
+        for (uint s = 0; s < SIMDGROUPS; s++) {
+            all = merge(all, Statistics{largest[s * GROUP + thread_index], sums[s * GROUP + thread_index]});
+        }
+        lse[thread_index] = all.largest + metal::log2(all.sum);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    Lowest lowest = {INFINITY, -1, 0};
+    for (uint row = thread_index; row < room; row += THREADS) {
+        if (row >= rows) {
+            out_scores[own + row] = scores[own + row];
+            out_positions[own + row] = positions[own + row];
+            continue;
+        }
+        const bool newest = row + 1 == rows;
+        const int where = newest ? position : positions[own + row];
+        float probability = 0;
+        for (uint g = 0; g < GROUP; g++) {
+            float x = logits[own_logits + g * logit_rows + row];
+            if (NOISE) x += factors[0] * gumbel(hashes[g], uint(where));
+            probability += metal::exp2(x * factor - lse[g]);
+        }
+        const float score = (newest ? 0.0f : scores[own + row]) + probability / float(GROUP);
+        out_scores[own + row] = score;
+        out_positions[own + row] = where;
+        if (newest) newest_score[0] = score;
+        if (where < window) lowest = lower(lowest, Lowest{metal::isnan(score) ? -INFINITY : score, where, row});
+    }
+    for (ushort mask = 1; mask < 32; mask *= 2) lowest = lower(lowest, shuffled(lowest, mask));
+    if (lane == 0) {
+        lowest_score[simdgroup] = lowest.score;
+        lowest_position[simdgroup] = lowest.position;
+        lowest_row[simdgroup] = lowest.row;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+    if (thread_index == 0) {
+        for (uint s = 1; s < SIMDGROUPS; s++) {
+            lowest = lower(lowest, Lowest{lowest_score[s], lowest_position[s], lowest_row[s]});
+        }
+        if (drops) {
+            out_scores[own + lowest.row] = newest_score[0];
+            out_positions[own + lowest.row] = position;
+        }
+        dropped[head] = drops ? lowest.row : 0;
+    }
