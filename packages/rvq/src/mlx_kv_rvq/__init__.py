@@ -4,5 +4,6 @@ from .codec import decode, encode
 from .config import Rvq
 from .reference import Encoded
 from .store import RvqStore
+from .trained_config import TrainedRvq
 
-__all__ = ["Encoded", "Rvq", "RvqStore", "decode", "encode"]
+__all__ = ["Encoded", "Rvq", "RvqStore", "TrainedRvq", "decode", "encode"]

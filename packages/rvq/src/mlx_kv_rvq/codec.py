@@ -20,8 +20,15 @@ if TYPE_CHECKING:
 class Codec(Protocol):
     """How a store encodes the rows of one side."""
 
-    centered: bool
-    """Whether rows are encoded by whole blocks of 128, less their mean."""
+    @property
+    def centered(self) -> bool:
+        """Whether rows are encoded by whole blocks of 128, less their mean."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tables that belong to this side alone."""
+        ...
 
     def encode(self, x: Float[mx.array, "batch heads rows dim"], skip: Sequence[int]) -> Encoded:
         """Encode rows; the first skip[b] rows of sequence b are left out of their block's mean."""
@@ -41,6 +48,7 @@ class RotatedCodec:
     seed: int
     unbiased: bool
     centered: bool
+    nbytes: int = 0
 
     def encode(self, x: mx.array, skip: Sequence[int]) -> Encoded:
         """Encode rows."""

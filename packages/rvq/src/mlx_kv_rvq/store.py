@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from mlx_kv import Policy
 
+    from .codec import Codec
+    from .trained_config import TrainedRvq
+
 
 class RvqStore(Store):
     """Keys and values encoded row by row as they leave the newest ones; centred keys in blocks of 128.
@@ -28,12 +31,16 @@ class RvqStore(Store):
     Of n rows (r = rollback, R = residual), max(0, n - r - R) are packed, of centred keys the whole blocks among them.
     """
 
-    def __init__(self, config: Rvq | None = None) -> None:
-        """Make an empty store."""
+    def __init__(self, config: Rvq | TrainedRvq | None = None, codecs: tuple[Codec, Codec] | None = None) -> None:
+        """Make an empty store; `codecs` of keys and values come with trained codebooks, which are a layer's own."""
         self.config = c = config or Rvq()
         self.rollback = c.rollback
         self.defer = c.defer
-        key_codec, value_codec = c.codecs()
+        if codecs is None:
+            if not isinstance(c, Rvq):
+                raise ValueError("[trained_rvq] expected a store made by create(geometry): codebooks are a layer's own")
+            codecs = c.codecs()
+        key_codec, value_codec = codecs
         self.keys, self.values = PackedRows(key_codec, c.sinks), PackedRows(value_codec, c.sinks)
         self._rows: list[int] = []
         self._most: list[int] = []  # rows that each sequence has had at most: `truncate` reaches back from there
@@ -134,7 +141,7 @@ class RvqStore(Store):
 
     def fresh(self) -> Self:
         """Return an empty store of the same configuration."""
-        store = type(self)(self.config)
+        store = type(self)(self.config, (self.keys.codec, self.values.codec))
         store.defer = self.defer
         return store
 
@@ -172,6 +179,11 @@ class RvqStore(Store):
         self._rows, self._most, self._in_prompt = places["rows"], places["most"], places["in_prompt"]
         self.keys.load(places["keys"])
         self.values.load(places["values"])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays held, trained codebooks included."""
+        return super().nbytes + self.keys.codec.nbytes + self.values.codec.nbytes
 
     def _adopt_form(self, other: RvqStore) -> None:
         self.keys.load(other.keys.places())

@@ -1,0 +1,104 @@
+"""Each small change of a kernel's text must be noticed."""
+
+import mlx.core as mx
+import pytest
+
+from mlx_kv_kernels.testing import Leg, Mutant, array, check_case, surviving_mutants
+from mlx_kv_rvq import Encoded, decode, encode, launch
+
+CHECKED = [Leg("emulator", (("mode", "check"), ("order", 0)))]
+
+ROTATION = [
+    Mutant("high = low + half_size;", "high = low + 1;"),
+    Mutant("y[high] = a - b;", "y[high] = b - a;"),
+    Mutant("negative[part * ROWS + r]", "negative[r]"),
+    Mutant("ushort(lane / 4 * 4 + b / ROWS)", "ushort(lane / 4 * 4 + b % 4)"),
+]
+ENCODE = [
+    *ROTATION,
+    Mutant("over_rows(thread_index / 4 < skip ? 0.0f : y[i])", "over_rows(y[i])"),
+    Mutant("float(128 - int(skip))", "128.0f"),
+    Mutant("block == 0 ? uint(params[1 + sequence]) : 0;", "uint(params[1 + sequence]);"),
+    Mutant("sums[thread_index] = float(rounded);", "sums[thread_index] = average;"),
+    Mutant("const bool inside = row < rows;", "const bool inside = row <= rows;"),
+    Mutant("square < LARGEST_SQUARE;", "true;"),
+    Mutant("y[i] > borders", "y[i] >= borders"),
+    Mutant("y[i] = y[i] - centroid;", "y[i] = y[i] + centroid;"),
+    Mutant("code >> (32 - bit % 32)", "code >> (31 - bit % 32)"),
+    Mutant("int(part) == w % 4", "int(part) == 0", equivalent="all four lanes hold the word"),
+    Mutant("word |= simd_shuffle_xor(word, 2);", ""),
+    Mutant("size = precise_mul(size, 1.0f / over_lanes(fold(unit)));", ""),
+]  # fmt: skip
+DECODE = [
+    *ROTATION,
+    Mutant("codes_strides[2];", "codes_strides[3];"),
+    Mutant("(bit / 32 + 1) * stride", "(bit / 32 + 1)"),
+    Mutant("<< (32 - shift)", "<< (31 - shift)"),
+    Mutant("words + stage * ROW_WORDS * codes_strides[3]", "words + stage * ROW_WORDS"),
+    Mutant("levels[stage * LEVELS + own[i]]", "levels[own[i]]"),
+    Mutant("row / 128 * mean_strides[2]", "row / 64 * mean_strides[2]"),
+    Mutant("const bool inside = row < rows;", "const bool inside = row <= rows;"),
+    Mutant(">> channel % 32 & 1 ? -value", ">> channel % 31 & 1 ? -value"),
+    Mutant("+ row) * DIM + part * COUNT", "+ row) * DIM + part"),
+]
+
+# Two variants between them reach every line; `skip` and what the block's mean needs are of the first.
+CENTERED = {"bits": 3, "stages": 1, "unbiased": False, "center": True}
+STAGED = {"bits": 2, "stages": 2, "unbiased": True, "center": False}
+
+
+def rows(shape, dtype, seed=0):
+    x = array("normal", seed, shape, dtype)
+    x[..., 3, :] = 0  # a constant row, one of ties between levels, and one too large
+    x[..., 5, :] = mx.sign(x[..., 5, :])
+    x[..., 7, :] *= 2.0**60
+    return x
+
+
+def encode_cases():
+    shifted = mx.pad(rows((2, 2, 256, 80), mx.float32) + 1, [(0, 0), (0, 0), (2, 3), (0, 0)])[:, :, 2:-3]
+    return [
+        {"x": shifted, "skip": [5, 0], **CENTERED},
+        {"x": rows((2, 1, 33, 128), mx.float32), "skip": [], **STAGED},
+    ]
+
+
+def decode_cases():
+    cases = []
+    for case in encode_cases():
+        encoded = encode_op(**case, backend="reference")
+        codes, norm, *mean = (mx.pad(a, [(0, 0)] * 3 + [(0, 1)])[..., :-1] for a in encoded)
+        options = {name: case[name] for name in ("bits", "stages")}
+        codes = mx.contiguous(codes.swapaxes(2, 3)).swapaxes(2, 3)
+        finite = mx.where(mx.isnan(norm), 1, norm)
+        cases.append(
+            {"codes": codes, "norm": finite, "mean": mean[0] if mean else None, "dim": case["x"].shape[-1], **options}
+        )
+    return cases
+
+
+def encode_op(x, skip, bits, stages, unbiased, center, backend):
+    codes, norm, mean = encode(x, bits, stages, 7, unbiased=unbiased, center=center, skip=skip, backend=backend)
+    return [codes, norm] if mean is None else [codes, norm, mean]
+
+
+def decode_op(codes, norm, mean, bits, stages, dim, backend):
+    return decode(Encoded(codes, norm, mean), bits, stages, 7, channels=dim, dtype=mx.float32, backend=backend)
+
+
+KERNELS = {
+    "encode": (launch.ENCODE, ENCODE, encode_op, encode_cases, 0.0),
+    "decode": (launch.DECODE, DECODE, decode_op, decode_cases, 1e-4),  # sums in another order
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_mutant_is_noticed(emulated, name):
+    kernel, mutants, op, make, atol = KERNELS[name]
+    cases = make()
+
+    def check():
+        for case in cases:
+            check_case(op, case, atol=atol, on=CHECKED)
+
+    assert surviving_mutants(kernel, mutants, check) == []
