@@ -1,6 +1,7 @@
 """The README's Python example, run as it stands with a small model in place of the one that is downloaded."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import mlx_lm
@@ -10,6 +11,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 def test_python_example(smollm2, monkeypatch, capsys):
     monkeypatch.setattr(mlx_lm, "load", lambda name: (smollm2.model, smollm2.tokenizer))
+    monkeypatch.setattr(mlx_lm, "generate", partial(mlx_lm.generate, max_tokens=20))
     (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     names = {}
     exec(compile(example, str(README), "exec"), names)

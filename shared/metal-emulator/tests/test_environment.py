@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import mlx.core as mx
@@ -20,7 +19,6 @@ from mlx_kv_emulator import (
     current_settings,
     includes,
     last_launch,
-    library,
     metal_kernel,
     toolchain,
 )
@@ -153,20 +151,30 @@ def test_threads_do_not_disturb_each_other():
         assert all(result == expected for result in pool.map(work, range(64)))
 
 
-def test_threads_load_one_runtime(monkeypatch):
-    """A second copy, which another path would be as well, crashed now and then."""
-    path, asked = library.runtime_library(), []
-
-    def slowly():
-        asked.append(path)
-        time.sleep(0.1)
-        return path
-
-    monkeypatch.setattr(library, "runtime_library", slowly)
-    library._runtime.cache_clear()
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        assert len({id(loaded) for loaded in pool.map(lambda _: library.runtime(), range(4))}) == 1
-    assert asked == [path]
+def test_a_kernel_loads_while_another_runs():
+    """Its library's own functions are instrumented: called during a launch, they were taken for a part of it."""
+    program = (
+        "import threading, mlx.core as mx, mlx_kv_emulator as e\n"
+        "def start(name, body):\n"
+        "    kernel = e.metal_kernel(name, ['x'], ['o'], body, mode='check')\n"
+        "    return kernel(inputs=[mx.arange(8.0)], output_shapes=[(8,)], output_dtypes=[mx.float32],\n"
+        "                  grid=(8, 1, 1), threadgroup=(8, 1, 1))[0]\n"
+        "index = 'thread_position_in_grid.x'\n"
+        "long = f'for (int i = 0; i < 10000; i++) o[{index}] = x[{index}];'\n"
+        "stop, started = threading.Event(), threading.Event()\n"
+        "def run():\n"
+        "    while not stop.is_set():\n"
+        "        start('long', long)\n"
+        "        started.set()\n"
+        "thread = threading.Thread(target=run)\n"
+        "thread.start()\n"
+        "started.wait()\n"
+        "for n in range(5):\n"
+        "    assert start(f'new{n}', f'o[{index}] = {n};').tolist() == [n] * 8\n"
+        "stop.set()\n"
+        "thread.join()\n"
+    )
+    subprocess.run([sys.executable, "-X", "faulthandler", "-c", program], check=True, timeout=300)
 
 
 def test_processes_share_an_empty_cache(tmp_path):
@@ -210,44 +218,30 @@ def test_available_names_what_is_missing(monkeypatch):
 def test_runtime_builds_for_every_platform(tmp_path, target):
     """The fiber switch of another processor cannot run here, but it assembles."""
     zig = Path(importlib.util.find_spec("ziglang").origin).parent / "zig"
-    command = [
-        zig,
-        "cc",
-        "-target",
-        target,
-        "-std=c++20",
-        "-O2",
-        "-fPIC",
-        "-fno-exceptions",
-        "-fno-rtti",
-        "-fno-sanitize=all",
-    ]
-    shared = ["-dynamiclib" if "macos" in target else "-shared"]
-    library = tmp_path / "runtime"
-    subprocess.run([*command, *sorted(RUNTIME_FOLDER.glob("*.cpp")), *shared, "-o", library], check=True)
+    flags = ["-std=c++20", "-O2", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-sanitize=all"]
     magic = b"\xcf\xfa\xed\xfe" if "macos" in target else b"\x7fELF"
-    assert library.read_bytes().startswith(magic)
+    for source in sorted(RUNTIME_FOLDER.glob("*.cpp")):
+        made = tmp_path / f"{source.stem}.o"
+        subprocess.run([zig, "cc", "-target", target, *flags, "-c", source, "-o", made], check=True)
+        assert made.read_bytes().startswith(magic)
 
 
 KERNEL = """#include <metal_stdlib>
 using namespace metal;
 [[kernel]] void k(const device float* x, device float* o, uint i [[thread_position_in_grid]]) {
-  BODY
+  threadgroup float b[64];
+  b[i] = simd_sum(metal::exp(x[i]));
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  o[i] = b[63 - i];
 }
 """
-BODIES = {
-    "plain": "o[i] = metal::exp(x[i]);",
-    "threadgroup": "threadgroup float b[64]; b[i] = simd_sum(x[i]);"
-    "threadgroup_barrier(mem_flags::mem_threadgroup); o[i] = b[63 - i];",
-}
 
 
-@pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("processor", ["aarch64", "x86_64"])
-def test_kernels_build_for_macos(tmp_path, processor, body):
+def test_kernels_build_for_macos(tmp_path, processor):
     """Both modes compile, and zig links them; nothing here can load the result."""
     zig = Path(importlib.util.find_spec("ziglang").origin).parent / "zig"
-    text = to_cpp(KERNEL.replace("BODY", BODIES[body]))
+    text = to_cpp(KERNEL)
     text += entry_point("k", kernel_parameters(text, "k"))[0]
     (tmp_path / "k.cpp").write_text(text)
     clang = [zig, "clang", f"--target={processor.replace('aarch64', 'arm64')}-apple-macos13"]
@@ -255,28 +249,9 @@ def test_kernels_build_for_macos(tmp_path, processor, body):
     subprocess.run([*front, "-O2", "-c", "-o", tmp_path / "run.o"], check=True)
     subprocess.run([*front, *build.CHECKS, "-S", "-emit-llvm", "-o", tmp_path / "k.ll"], check=True)
     (tmp_path / "k.ll").write_text(instrument((tmp_path / "k.ll").read_text()))
-    subprocess.run([*clang, "-x", "ir", "-O1", "-c", tmp_path / "k.ll", "-o", tmp_path / "check.o"], check=True)
-    for name in ("run", "check"):
-        link = [zig, "cc", "-target", f"{processor}-macos", "-dynamiclib", "-undefined", "dynamic_lookup"]
-        subprocess.run([*link, tmp_path / f"{name}.o", "-o", tmp_path / f"{name}.dylib"], check=True)
-        assert b"_msl_entry" in (tmp_path / f"{name}.dylib").read_bytes()
-
-
-def test_overflow_of_a_stack_is_reported():
-    header = "float f(int n) { volatile float big[100000]; big[n] = n; return big[n]; }"
-    kernel = metal_kernel("deep", ["x"], ["o"], "o[thread_position_in_grid.x] = f(int(x[0]));", header=header)
-    with pytest.raises(EmulatorError, match="stack overflow"):
-        run(kernel, mode="run")
-
-
-def test_a_crash_of_the_kernel_is_reported_and_survived():
-    kernel = metal_kernel("wild", ["x"], ["o"], "o[thread_position_in_grid.x + 100000000000] = 1;")
-    with pytest.raises(EmulatorError, match="invalid address"):
-        run(kernel, mode="run")
-    assert run(metal_kernel("fine", ["x"], ["o"], COPY)).tolist() == list(map(float, range(64)))
-
-
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="division by zero traps on x86-64 only")
-def test_division_by_zero_is_reported_in_run_mode():
-    with pytest.raises(EmulatorError, match="integer division by zero"):
-        run(metal_kernel("divide", ["x"], ["o"], "o[thread_position_in_grid.x] = 5 / int(x[0]);"), mode="run")
+    subprocess.run([*clang, "-x", "ir", "-O0", "-c", tmp_path / "k.ll", "-o", tmp_path / "check.o"], check=True)
+    if processor == "aarch64":  # one of the two, since zig makes its libraries first
+        for name in ("run", "check"):
+            link = [zig, "cc", "-target", f"{processor}-macos", "-dynamiclib", "-undefined", "dynamic_lookup"]
+            subprocess.run([*link, tmp_path / f"{name}.o", "-o", tmp_path / f"{name}.dylib"], check=True)
+            assert b"_msl_entry" in (tmp_path / f"{name}.dylib").read_bytes()

@@ -82,7 +82,7 @@ def kernel_library(name: str, source: str, mode: Mode, contract: Contract) -> Pa
         if checked:
             _compile(name, [*flags, "-S", "-emit-llvm", text, "-o", assembly])
             assembly.write_text(instrument(assembly.read_text()))
-            back_end = [*toolchain().compile, "-x", "ir", *processor_flags(), "-O1", "-Xclang", "-disable-llvm-passes"]
+            back_end = [*toolchain().compile, "-x", "ir", *processor_flags(), "-O0", "-Xclang", "-disable-llvm-passes"]
             run([*back_end, "-fPIC", "-Wno-everything", "-c", assembly, "-o", made])
         else:
             _compile(name, [*flags, "-c", text, "-o", made])
