@@ -175,3 +175,15 @@ def test_an_installed_model_is_probed_with_its_own_caches():
     assert memory_report(make_prompt_cache(model, "dense")).layers[0].reason == RING
     undo()
     assert type(model.make_cache()[1]) is KVCache
+
+
+def test_what_an_untouched_layer_holds():
+    """mlx-lm allocates 256 rows at a time: held, but no tokens that fp16 would have to hold as well."""
+    model = tiny_model("llama")
+    cache = make_prompt_cache(model, "dense", skip_layers=[0])
+    model(mx.array([list(range(100))]), cache=cache)
+    own, ours = memory_report(cache).layers
+    assert own.rows == ours.rows == 100
+    assert own.bytes_held == cache[0].nbytes == 256 * own.fp16_bytes * 2 // 100  # float32
+    assert own.fp16_bytes == ours.fp16_bytes
+    assert memory_report(make_prompt_cache(model, "dense", skip_layers=[0])).layers[0].bytes_held == 0

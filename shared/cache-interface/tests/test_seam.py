@@ -92,3 +92,14 @@ def test_trimming_works_as_before():
     greedy(model, random_prompt(0, 20), cache, 2)
     assert mlx_lm_cache.trim_prompt_cache(cache, 3) == 3
     assert cache[0].offset == 19
+
+
+def test_a_refused_trim_changes_no_layer():
+    """Layer 0 keeps mlx-lm's own cache, which takes back any number; the compressed one cannot after that much."""
+    connect()
+    cache = make_prompt_cache(tiny_model("llama"), "dense", skip_layers=[0])
+    greedy(tiny_model("llama"), random_prompt(0, 20), cache, 2)
+    cache[1].store.can_truncate = lambda n: False
+    with pytest.raises(ValueError, match="take back at most"):
+        mlx_lm_cache.trim_prompt_cache(cache, 3)
+    assert [layer.offset for layer in cache] == [22, 22]

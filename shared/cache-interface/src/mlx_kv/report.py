@@ -54,8 +54,13 @@ def _measure(index: int, cache: Any) -> LayerMemory:
         held = sum(cache.store.lengths)
         return LayerMemory(index, cache.method, held, cache.nbytes, cache.fp16_bytes)
     reason = getattr(cache, "uncompressed_reason", "it keeps mlx-lm's own cache")
+    held = _arrays(cache.state)
     # Recurrent states and ring buffers would be no smaller in fp16 than what they hold at two bytes a number.
-    state = cast("list[tuple[str, Any]]", utils.tree_flatten(cache.state))
-    arrays = [value for _, value in state if isinstance(value, mx.array)]
-    fp16 = sum(array.size * min(array.itemsize, 2) for array in arrays)
-    return LayerMemory(index, None, int(cache.size()), sum(array.nbytes for array in arrays), fp16, reason)
+    filled = _arrays(cache.keys_and_values()) if held and hasattr(cache, "keys_and_values") else held
+    fp16 = sum(array.size * min(array.itemsize, 2) for array in filled)
+    return LayerMemory(index, None, int(cache.size()), sum(array.nbytes for array in held), fp16, reason)
+
+
+def _arrays(tree: Any) -> list[mx.array]:
+    leaves = cast("list[tuple[str, Any]]", utils.tree_flatten(tree))
+    return [value for _, value in leaves if isinstance(value, mx.array)]
