@@ -19,7 +19,7 @@ class FusedAttention:
     """Fused decode attention, where it is faster than MLX's own."""
 
     @staticmethod
-    def covers(queries: mx.array, layout: Layout, sinks: mx.array | None) -> str | None:
+    def covers(queries: mx.array, layout: Layout, sinks: mx.array | None, logits: bool) -> str | None:
         """Return why a decode step had better be done otherwise; None if `attend` should do it.
 
         Raises:
@@ -27,7 +27,7 @@ class FusedAttention:
         """
         if resolve_backend() == "reference":
             return "the backend is the reference"
-        if not layout.format.packed and len(layout.rows) == 1:
+        if not layout.format.packed and len(layout.rows) == 1 and not logits:
             return "MLX's own attention reads dense rows where they lie"
         return refusal(queries, layout, sinks)
 

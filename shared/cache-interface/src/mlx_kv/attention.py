@@ -31,7 +31,7 @@ class DecodeAttention(Protocol):
     """What an entry point of the group `mlx_kv.attention` names."""
 
     @staticmethod
-    def covers(queries: mx.array, layout: Layout, sinks: mx.array | None) -> str | None:
+    def covers(queries: mx.array, layout: Layout, sinks: mx.array | None, logits: bool) -> str | None:
         """Return why this case is left to the reference; None if `attend` takes it."""
         ...
 
@@ -61,7 +61,7 @@ def decode(
     if layout is None:
         return None
     for name, backend in backends.items():
-        reason = backend.covers(queries, layout, sinks)
+        reason = backend.covers(queries, layout, sinks, logits)
         if reason is None:
             return _attend_in_basis(backend, queries, layout, scale, sinks, logits)
         _log_once(f"{name} attention is not used for {layout.format.name} rows: {reason}")

@@ -46,6 +46,8 @@ class Policy(ABC):  # noqa: B024 (a policy without state overrides nothing)
     """Whether rows are ever dropped: such a cache is never trimmable, and refused where layers share their rows."""
     evicts_while_decoding: bool = False
     """Whether rows are dropped between prompts as well."""
+    evicts_every_step: bool = False
+    """Whether that is a row at every step: a store whose rows are compressed together cannot follow."""
     needs_logits: bool = False
     """Whether `observe` needs the logits of single-token calls."""
 

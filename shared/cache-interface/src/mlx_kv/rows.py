@@ -48,7 +48,7 @@ class RowBuffer:
         counts = [last - first for first, last in spans]
         if not any(counts):
             return
-        data = self._reserve(counts, rows)
+        data = self.reserve(counts, rows)
         if len(spans) == 1:
             (first, last), end = spans[0], self.ends[0]
             new = rows[0, :, first:last]
@@ -61,6 +61,34 @@ class RowBuffer:
             source = mx.array(list(chain.from_iterable(range(*span) for span in spans)))
             target = mx.array([end + i for end, n in zip(self.ends, counts, strict=True) for i in range(n)])
             data[:, target] = rows[sequence, :, source].swapaxes(0, 1)
+        self.advance(counts)
+
+    def put(
+        self,
+        sequences: Sequence[int],
+        places: Int[mx.array, "sequences heads"],
+        rows: Shaped[mx.array, "batch heads 1 width"],
+    ) -> None:
+        """Write a row of each head of these sequences, at places counted from a sequence's first row."""
+        if self.data is None:
+            raise ValueError("[rows] an empty buffer has no rows to write over")
+        begins = mx.array([self.begins[b] for b in sequences], places.dtype)
+        heads = mx.arange(self.data.shape[0])[:, None]
+        self.data[heads, (places + begins[:, None]).T] = rows[mx.array(list(sequences)), :, 0].swapaxes(0, 1)
+
+    def reserve(self, counts: Sequence[int], like: Shaped[mx.array, "_ heads _ width"]) -> mx.array:
+        """Return the array, with room for counts[b] more rows; `like` tells heads, width and dtype of a new one."""
+        if not self.begins:
+            self.clear(len(counts))
+        full = any(end + n > limit for end, n, limit in zip(self.ends, counts, self.limits, strict=True))
+        if self.data is None:
+            self.data = mx.zeros((like.shape[1], 0, like.shape[3]), like.dtype)
+        if full:
+            self._rebuild(self._rooms(counts))
+        return self.data
+
+    def advance(self, counts: Sequence[int]) -> None:
+        """Count counts[b] more rows as held, which have been written where `reserve` made room."""
         self.ends = [end + n for end, n in zip(self.ends, counts, strict=True)]
 
     def view(self) -> Shaped[mx.array, "batch heads rows width"]:
@@ -124,15 +152,6 @@ class RowBuffer:
         # A handle of its own: assigning rows through a shared one would change the other buffer's array as well.
         self.data = None if data is None else data[:]
         self.begins, self.ends, self.limits = (list(places[name]) for name in ("begins", "ends", "limits"))
-
-    def _reserve(self, counts: Sequence[int], like: mx.array) -> mx.array:
-        """Return the array, with room for counts[b] more rows of each sequence; `like` tells heads, width and dtype."""
-        full = any(end + n > limit for end, n, limit in zip(self.ends, counts, self.limits, strict=True))
-        if self.data is None:
-            self.data = mx.zeros((like.shape[1], 0, like.shape[3]), like.dtype)
-        if full:
-            self._rebuild(self._rooms(counts))
-        return self.data
 
     def _rooms(self, counts: Sequence[int]) -> list[int]:
         # Sequences of a batch fill up at different times, and each time all of them move: half a step of air keeps that

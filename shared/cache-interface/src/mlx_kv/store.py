@@ -31,6 +31,8 @@ class Geometry:
     """The layer's place among the compressed layers."""
     layers: int = 1
     """Number of compressed layers."""
+    model: str = ""
+    """The model's fingerprint; empty where there is no model, as in tests of a store."""
 
 
 class Store(ABC):
@@ -43,6 +45,8 @@ class Store(ABC):
 
     rollback: int | None = 0
     """How many of the newest rows `truncate` can drop exactly; None for any number."""
+    replaces: bool = False
+    """Whether `replace` works: rows may then stand in another order than their tokens'."""
 
     @property
     @abstractmethod
@@ -88,6 +92,14 @@ class Store(ABC):
         Raises:
             ValueError: if the two do not go together.
         """
+
+    def replace(self, sequences: Sequence[int], rows: Int[mx.array, "taken kv_heads"]) -> None:
+        """Drop a row of each head in these sequences: their newest, appended just now and alone, takes its place.
+
+        Raises:
+            ValueError: if rows of this store cannot change places.
+        """
+        raise ValueError(f"[{type(self).__name__}] rows cannot change places; use take_from")
 
     def settle(self) -> None:  # noqa: B027 (most stores have nothing to do)
         """Compress what has become due."""
@@ -154,11 +166,14 @@ class DenseStore(Store):
     """Rows in the model's own dtype, as mlx-lm's KVCache holds them."""
 
     rollback = None
+    replaces = True
 
     def __init__(self, step: int = 256) -> None:
         """Make an empty store that grows by `step` rows."""
         self.keys = RowBuffer(step)
         self.values = RowBuffer(step)
+        self._newest: tuple[mx.array, mx.array] | None = None  # a single token's row, which may replace another
+        self._replaced: tuple[Sequence[int], mx.array] | None = None  # where it is to be written
 
     @property
     def lengths(self) -> list[int]:
@@ -167,9 +182,12 @@ class DenseStore(Store):
 
     def append(self, keys: mx.array, values: mx.array, spans: Sequence[Span] | None = None) -> None:
         """Append a chunk."""
+        self.settle()
         spans = whole(keys) if spans is None else spans
         self.keys.append(keys, spans)
         self.values.append(values, spans)
+        if keys.shape[2] == 1:
+            self._newest = keys, values
 
     def dense(self) -> tuple[mx.array, mx.array]:
         """Return the rows held."""
@@ -191,6 +209,24 @@ class DenseStore(Store):
         """Keep a subset of the rows."""
         self.keys.take(indices, counts)
         self.values.take(indices, counts)
+
+    def replace(self, sequences: Sequence[int], rows: mx.array) -> None:
+        """Drop a row of each head; the newest is written over it when the store settles.
+
+        Attention may still be reading the arrays now: MLX would copy them whole.
+        """
+        dropped = [int(b in sequences) for b in range(len(self.lengths))]
+        self.keys.drop_back(dropped)
+        self.values.drop_back(dropped)
+        self._replaced = sequences, rows
+
+    def settle(self) -> None:
+        """Write the newest row over the one that it replaces."""
+        if self._replaced is not None and self._newest is not None:
+            sequences, places = self._replaced
+            for buffer, rows in zip((self.keys, self.values), self._newest, strict=True):
+                buffer.put(sequences, places, rows)
+        self._newest = self._replaced = None
 
     def truncate(self, rows: int) -> None:
         """Drop the newest rows."""
