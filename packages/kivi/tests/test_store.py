@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 
+from mlx_kv import Policy
 from mlx_kv.testing.driving import contents, random_tokens, reachable_arrays, same_bits
 from mlx_kv_kivi import Kivi, KiviStore
 
@@ -150,3 +151,12 @@ def test_deferring_reads_nothing_quantised_during_a_prompt():
     store.append(tokens.keys[:, :, :1], tokens.values[:, :, :1])
     store.settle()
     assert store.nbytes < full / 2
+
+
+def test_a_policy_that_drops_a_row_at_every_step_is_refused():
+    class OneByOne(Policy):
+        evicts = evicts_while_decoding = evicts_every_step = True
+
+    store = KiviStore()
+    with pytest.raises(ValueError, match=r"\[kivi\] expected a policy that drops rows when a prompt ends"):
+        store.accept(OneByOne())

@@ -69,7 +69,17 @@ class KiviStore(Store):
         self._in_prompt = [n > drafted if n else before for n, before in zip(counts, self._in_prompt, strict=True)]
 
     def accept(self, policy: Policy) -> None:
-        """Hold prompts in full precision until they end where a policy then chooses rows: it quantises only those."""
+        """Hold prompts in full precision until they end where a policy then chooses rows: it quantises only those.
+
+        Raises:
+            ValueError: if the policy drops a row at every step.
+        """
+        if policy.evicts_every_step:
+            raise ValueError(
+                "[kivi] expected a policy that drops rows when a prompt ends, got one that drops a row at every step: "
+                f"{self.config.group_size} tokens share the scale of a key's channel, and would be quantised again and "
+                "again"
+            )
         self.defer = self.defer or policy.evicts
 
     def settle(self) -> None:
