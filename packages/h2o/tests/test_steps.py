@@ -1,0 +1,52 @@
+"""What a step of decoding costs: launches, waiting, copies."""
+
+from collections import Counter
+
+import mlx.core as mx
+import pytest
+
+from mlx_kv.testing.driving import SCALE, feed, new_cache, random_tokens, step
+
+SPEC = "h2o(heavy=20, recent=12)"
+
+
+def test_a_step_is_one_launch_beside_attention(monkeypatch):
+    """Whatever the number of sequences and of rows: scores, the row to go, and the newest one in its place."""
+    emulator = pytest.importorskip("mlx_kv_emulator")
+    monkeypatch.setenv("MLX_KV_BACKEND", "emulator")
+    cache = new_cache(SPEC)
+    feed(cache, random_tokens(0, 60), [59, 1])
+    for i in range(3):
+        with emulator.counters() as launches:
+            step(cache, random_tokens(i, 1))
+        ours = Counter(launch.kernel.split("_")[0] for launch in launches)
+        assert ours["accumulate"] == 1
+        assert ours["gather"] == ours["topk"] == ours["window"] == 0
+
+
+def test_a_step_waits_for_nothing():
+    """While a function is traced, MLX refuses to evaluate anything."""
+    cache = new_cache(SPEC)
+    feed(cache, random_tokens(0, 60), [59, 1])
+
+    def answer(queries, keys, values):
+        for _ in range(3):
+            output = cache.attend(queries, *cache.update_and_fetch(keys, values), SCALE, cache.make_mask(1))
+        return output
+
+    tokens = random_tokens(1, 1)
+    mx.compile(answer)(tokens.queries, tokens.keys, tokens.values)
+    assert cache.store.lengths == [32]
+
+
+def test_a_step_copies_no_rows():
+    cache = new_cache("h2o(heavy=2000, recent=1000)")
+    feed(cache, random_tokens(0, 3100), [3099, 1])
+    for i in range(3):
+        step(cache, random_tokens(i, 1))
+    tokens = random_tokens(9, 1)
+    mx.eval(tokens.queries, tokens.keys, tokens.values)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    step(cache, tokens)
+    assert mx.get_peak_memory() - before < cache.store.keys.data.nbytes / 4
