@@ -120,6 +120,17 @@ def test_logits_for_policies(tools, fused):
     assert np.allclose(np.array(logits[:, :, 0]), tools.oracle(queries, store, 0.125)[1], atol=1e-4)
 
 
+def test_logits_of_dense_rows(tools, fused):
+    """Beside MLX's own attention they would cost another look at all keys."""
+    store = tools.filled(None, [120], 2, 64, 64, mx.float32)
+    queries = tools.queries(1, 4, 64, mx.float32)
+    assert decode(store, queries, 0.125) is None
+    output, logits = decode(store, queries, 0.125, logits=True)
+    expected = tools.oracle(queries, store, 0.125)
+    assert tools.error(output, expected[0]) < 1e-5
+    assert np.allclose(np.array(logits[:, :, 0]), expected[1], atol=1e-4)
+
+
 def test_the_reference_is_said_once(tools, fused, caplog):
     store = tools.filled(None, [9], 2, 64, 64, mx.float32)
     queries = tools.queries(1, 4, 64, mx.float32)
