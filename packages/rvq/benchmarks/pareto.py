@@ -77,7 +77,9 @@ def main() -> None:
     parser.add_argument("--report", default="typesseq", help="text to report on")
     parser.add_argument("--choose-tokens", type=int, default=768)
     parser.add_argument("--tokens", type=int, default=1536, help="of the text to report on")
-    parser.add_argument("--prefill", type=int, default=512, help="tokens given as the prompt, half of the text to choose on at most")
+    parser.add_argument(
+        "--prefill", type=int, default=512, help="tokens given as the prompt, half of the text to choose on at most"
+    )
     parser.add_argument("--quick", action="store_true", help="few candidates and tokens, to see that it runs")
     options = parser.parse_args()
     candidates = QUICK if options.quick else CANDIDATES
@@ -105,7 +107,11 @@ def measured(loaded: LoadedModel, text: str, tokens: int, prefill: int, names: S
     ids = loaded.tokenizer.encode(read_text(text))[:tokens]
     factories = {name: factory(loaded, name) for name in names}
     results: dict[str, PerplexityResult] = perplexities(
-        loaded.model, ids, factories, prefill, on_progress=lambda done, total: print(f"{text}: {done}/{total}", flush=True)
+        loaded.model,
+        ids,
+        factories,
+        prefill,
+        on_progress=lambda done, total: print(f"{text}: {done}/{total}", flush=True),
     )
     results.pop(FULL)
     return {name: asdict(result) for name, result in results.items()}

@@ -62,7 +62,8 @@ def main() -> None:
     table = {name: asdict(result) for name, result in results.items()}
     for name, row in table.items():
         row["codebook_bytes"] = nbytes if name == "trained_rvq" else 0
-        print(f"{name:20} {row['bytes_held'] / 1e6:8.2f} MB (codebooks {row['codebook_bytes'] / 1e6:.2f}) {row['ratio']:7.4f}")
+        held, books = row["bytes_held"] / 1e6, row["codebook_bytes"] / 1e6
+        print(f"{name:20} {held:8.2f} MB (codebooks {books:.2f}) {row['ratio']:7.4f}")
     report = {"environment": environment(), "dtype": loaded.dtype, **vars(options), "output": options.output.name}
     options.output.write_text(json.dumps({**report, "results": table}, indent=1) + "\n")
 

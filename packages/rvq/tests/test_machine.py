@@ -47,4 +47,4 @@ def _read(rows, packed, bits, config, center):
     return read
 
 
-TestCaches = cache_machine({spec: oracle(config) for spec, config in CONFIGS.items()}, max_examples=80).TestCase
+TestCaches = cache_machine({spec: oracle(config) for spec, config in CONFIGS.items()}, max_examples=40).TestCase

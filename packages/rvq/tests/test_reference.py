@@ -25,7 +25,7 @@ def read_back(x, bits, stages=1, seed=0, **options):
 
 
 def matrix(dim, seed):
-    """The rotation in float64: x -> matrix @ x. Sylvester's part times the odd one, whose rows MLX's transform gives."""
+    """The rotation in float64: Sylvester's part times the odd one, which MLX's transform gives."""
     two = np.ones((1, 1))
     while two.shape[0] < dim // odd_part(dim):
         two = np.block([[two, two], [two, -two]])

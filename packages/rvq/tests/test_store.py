@@ -34,11 +34,23 @@ class EvictingEveryStep(Evicting):
     evicts_while_decoding = True
 
 
-@pytest.mark.parametrize("options", [{"key_bits": 0}, {"value_bits": 5}, {"stages": 4}, {"residual": -1}, {"sinks": 128},
-                                     {"seed": -1}, {"rollback": True}, {"center": 1}, {"unbiased": None}])  # fmt: skip
-def test_options_out_of_range(options):
-    with pytest.raises(ValueError, match=rf"\[rvq\] expected {next(iter(options))} .*, got"):
-        Rvq(**options)
+OUT_OF_RANGE = {
+    "key_bits": 0,
+    "value_bits": 5,
+    "stages": 4,
+    "residual": -1,
+    "sinks": 128,
+    "seed": -1,
+    "rollback": True,
+    "center": 1,
+    "unbiased": None,
+}
+
+
+@pytest.mark.parametrize("option", OUT_OF_RANGE)
+def test_options_out_of_range(option):
+    with pytest.raises(ValueError, match=rf"\[rvq\] expected {option} .*, got"):
+        Rvq(**{option: OUT_OF_RANGE[option]})
 
 
 @pytest.mark.parametrize("dims", [(72, 64), (64, 160), (512, 512)])
@@ -57,7 +69,9 @@ def test_the_newest_and_the_first_rows_are_exact_at_every_length():
         if n % 7 and n not in (40, 41, 168, 169, 296):
             continue
         due = max(0, n - 40)
-        for read, exact, packed in zip(store.dense(), (tokens.keys, tokens.values), (due // 128 * 128, due), strict=True):
+        for read, exact, packed in zip(
+            store.dense(), (tokens.keys, tokens.values), (due // 128 * 128, due), strict=True
+        ):
             assert read.shape[2] == n
             assert same_bits(read[:, :, packed:], exact[:, :, packed:n])
             assert same_bits(read[:, :, :3], exact[:, :, : min(3, n)])
@@ -113,7 +127,9 @@ def test_the_report_tells_the_arrays_bytes():
 
 
 def test_centred_keys_refuse_eviction_while_decoding():
-    with pytest.raises(ValueError, match=r"\[rvq\] expected center=False with a policy that evicts rows while decoding"):
+    with pytest.raises(
+        ValueError, match=r"\[rvq\] expected center=False with a policy that evicts rows while decoding"
+    ):
         CompressedKVCache(EvictingEveryStep(), RvqStore(Rvq()))
     CompressedKVCache(EvictingEveryStep(), RvqStore(Rvq(center=False)))
     CompressedKVCache(Evicting(), RvqStore(Rvq()))

@@ -52,7 +52,7 @@ def test_moving_averages():
     given, expected = case("rvq_ema_update")
     before = Averages(mx.array(given["cluster_size"]), mx.array(given["embed_sum"]))
     after = update(before, mx.array(given["x"]), mx.array(given["assign"]), given["decay"])
-    assert after.count.tolist() == expected["cluster_size"]
+    assert after.counts.tolist() == expected["cluster_size"]
     assert after.total.tolist() == expected["embed_sum"]
     assert np.allclose(np.array(after.codebook()), expected["codebook"], rtol=1e-6)
 

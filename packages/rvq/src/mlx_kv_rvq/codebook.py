@@ -29,9 +29,7 @@ def codebooks(dim: int, bits: int, stages: int) -> tuple[Levels, ...]:
         levels = lloyd_max(points, weights, 1 << bits)
         books.append(levels)
         borders = midpoints(levels)
-        left = sorted(
-            (t - levels[bisect_right(borders, t)], weight) for t, weight in zip(points, weights, strict=True)
-        )
+        left = sorted((t - levels[bisect_right(borders, t)], weight) for t, weight in zip(points, weights, strict=True))
         points, weights = [t for t, _ in left], [weight for _, weight in left]
     return tuple(books)
 

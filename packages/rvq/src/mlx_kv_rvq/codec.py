@@ -52,9 +52,7 @@ class RotatedCodec:
 
     def encode(self, x: mx.array, skip: Sequence[int]) -> Encoded:
         """Encode rows."""
-        return encode(
-            x, self.bits, self.stages, self.seed, unbiased=self.unbiased, center=self.centered, skip=skip
-        )
+        return encode(x, self.bits, self.stages, self.seed, unbiased=self.unbiased, center=self.centered, skip=skip)
 
     def decode(self, encoded: Encoded, dim: int, dtype: mx.Dtype) -> mx.array:
         """Undo `encode`."""
@@ -79,8 +77,8 @@ def encode(
         bits: of a code in each stage, 1 to 4.
         stages: 1 to 3; each codes what the stages before leave.
         seed: of the rotation's signs.
-        unbiased: store norm / <u, u'> instead of the norm, where u' is what the unit vector u decodes to: inner products
-            are then right on average. With the norm they shrink by 0.64, 0.88, 0.97 and 0.99 (1 to 4 bits), but the
+        unbiased: store norm / <u, u'> instead of the norm, where the unit vector u decodes to u': inner products are
+            then right on average. With the norm they shrink by 0.64, 0.88, 0.97 and 0.99 (1 to 4 bits), but the
             squared error is the least.
         center: remove the mean of each block of 128 rows first, and keep it. The rows must be whole blocks.
         skip: for each entry of the first axis, the rows of its first block, below 128, that are left out of its mean.

@@ -18,13 +18,13 @@ _BATCH, _KMEANS_TURNS, _PASSES = 4096, 8, 4
 class Averages(NamedTuple):
     """Of each entry of a codebook, how many vectors were its own, and their sum, both as moving averages."""
 
-    count: Float[mx.array, " entries"]
+    counts: Float[mx.array, " entries"]
     total: Float[mx.array, "entries group"]
 
     def codebook(self) -> Float[mx.array, "entries group"]:
         """Return the entries, with counts smoothed as Laplace does, so that none is zero."""
-        everything = self.count.sum()
-        smoothed = (self.count + EPSILON) / (everything + self.count.size * EPSILON) * everything
+        everything = self.counts.sum()
+        smoothed = (self.counts + EPSILON) / (everything + self.counts.size * EPSILON) * everything
         return self.total / smoothed[:, None]
 
 
@@ -35,7 +35,7 @@ def update(
     decay: float = DECAY,
 ) -> Averages:
     """Move the averages towards vectors that have just been assigned to entries."""
-    own = _sums(vectors, owners, averages.count.size)
+    own = _sums(vectors, owners, averages.counts.size)
     return Averages(*(decay * old + (1 - decay) * new for old, new in zip(averages, own, strict=True)))
 
 
@@ -73,12 +73,12 @@ def _fit_stage(vectors: mx.array, book: mx.array) -> mx.array:
     averages = Averages(mx.ones(book.shape[0]), book)
     for _ in range(_KMEANS_TURNS):
         own = Averages(*_sums(vectors, _owners(vectors, book), book.shape[0]))
-        some = own.count[:, None] > 0
-        book = mx.where(some, own.total / mx.maximum(own.count, 1)[:, None], book)  # an entry without vectors stays
-        averages = Averages(mx.maximum(own.count, 1), mx.where(some, own.total, book))
+        some = own.counts[:, None] > 0
+        book = mx.where(some, own.total / mx.maximum(own.counts, 1)[:, None], book)  # an entry without vectors stays
+        averages = Averages(mx.maximum(own.counts, 1), mx.where(some, own.total, book))
         mx.eval(book)
     share = _BATCH / vectors.shape[0]  # what a batch's counts are, beside those of all vectors
-    averages = Averages(averages.count * share, averages.total * share)
+    averages = Averages(averages.counts * share, averages.total * share)
     for _ in range(_PASSES):
         for begin in range(0, vectors.shape[0], _BATCH):
             batch = vectors[begin : begin + _BATCH]

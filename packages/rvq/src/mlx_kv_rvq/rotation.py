@@ -1,14 +1,14 @@
 """The randomised Hadamard rotation: seeded signs, then the transform, orthonormal (QuaRot, arXiv 2404.00456).
 
-A head dim is m * 2^k with m of 1, 12, 20 or 28; channel b * 2^k + a stands at row b of the m x m matrix and row a of the
-power of two's, as in mx.hadamard_transform.
+A head dim is m * 2^k with m of 1, 12, 20 or 28. Channel b * 2^k + a belongs to row b of the m x m matrix and row a of
+the power of two's, as in mx.hadamard_transform.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
@@ -38,7 +38,8 @@ def negative_columns(dim: int) -> tuple[int, ...]:
     if odd_part(dim) == 1:
         return (0,)
     # The transform of the unit vector b is column b.
-    columns = mx.hadamard_transform(mx.eye(odd_part(dim)), scale=1.0, stream=mx.cpu).tolist()
+    transform = mx.hadamard_transform(mx.eye(odd_part(dim)), scale=1.0, stream=mx.cpu)
+    columns = cast("list[list[float]]", transform.tolist())
     return tuple(sum((column[row] < 0) << b for b, column in enumerate(columns)) for row in range(odd_part(dim)))
 
 

@@ -41,12 +41,13 @@ class TrainedRvq:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _expect(isinstance(self.codebooks, str) and bool(self.codebooks), "codebooks, a file of mlx_kv fit", "none")
+        _expect(self.codebooks != "", "codebooks, a file of mlx_kv fit", "none")
+        _expect(_is(str, self.codebooks), "codebooks, a file's name", self.codebooks)
         for name in ("residual", "sinks", "rollback"):
             value = getattr(self, name)
-            fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            fits = _is(int, value) and value >= 0
             _expect(fits, f"{name} of 0 or more", value)
-        _expect(isinstance(self.defer, bool), "defer True or False", self.defer)
+        _expect(_is(bool, self.defer), "defer True or False", self.defer)
 
     def create(self, geometry: Geometry) -> RvqStore:
         """Make the store of one layer.
@@ -64,7 +65,7 @@ class TrainedRvq:
         dims = (geometry.key_dim, geometry.value_dim)
         if sides is None or tuple(side.dim for side in sides) != dims:
             raise ValueError(
-                f"[trained_rvq] expected codebooks for layer {geometry.layer} with head dims {dims}, got none of them in "
+                f"[trained_rvq] expected codebooks for layer {geometry.layer} with head dims {dims}, got none in "
                 f"{self.codebooks}"
             )
         return RvqStore(self, sides)
@@ -108,6 +109,10 @@ class TrainedRvq:
             fitted[layer] = (sides[0], sides[1])
             on_progress(done + 1, len(rows))
         return save_codebooks(file, model, fitted)
+
+
+def _is(kind: type, value: object) -> bool:
+    return type(value) is kind
 
 
 def _expect(condition: bool, expected: str, got: object) -> None:

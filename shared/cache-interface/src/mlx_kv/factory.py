@@ -29,10 +29,9 @@ class CachePlan:
         caches = self._own()
         skipped = _positive(skip_layers, len(caches))
         layers = probe(model, caches)
-        self.layers = _numbered(
-            [Layer(None, "skipped on request") if i in skipped else layer for i, layer in enumerate(layers)]
-        )
         self.model_fingerprint = fingerprint(model)
+        chosen = [Layer(None, "skipped on request") if i in skipped else layer for i, layer in enumerate(layers)]
+        self.layers = _placed(chosen, self.model_fingerprint)
         fresh = self()  # a method that does not fit a layer says so now
         if any(layer.shares for layer in layers) and any(_evicts(cache) for cache in fresh):
             raise UnsupportedModelError(
@@ -108,16 +107,17 @@ def _own_caches(model: Any) -> Callable[[], list[Any]]:
     return lambda: [KVCache() for _ in model.layers]
 
 
-def _numbered(layers: list[Layer]) -> list[Layer]:
-    """Tell every compressed layer its place among them."""
+def _placed(layers: list[Layer], model: str) -> list[Layer]:
+    """Tell every compressed layer its place among them, and whose layer it is."""
     total = sum(layer.geometry is not None for layer in layers)
     places = count()
-    return [
-        layer
-        if layer.geometry is None
-        else dataclasses.replace(layer, geometry=dataclasses.replace(layer.geometry, index=next(places), layers=total))
-        for layer in layers
-    ]
+    placed: list[Layer] = []
+    for layer in layers:
+        if layer.geometry is not None:
+            geometry = dataclasses.replace(layer.geometry, index=next(places), layers=total, model=model)
+            layer = dataclasses.replace(layer, geometry=geometry)
+        placed.append(layer)
+    return placed
 
 
 def _positive(skip_layers: Sequence[int], count: int) -> set[int]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mlx_kv_cli import console
-from mlx_kv_cli.commands import evaluate, generate, methods, perplexity, selftest
+from mlx_kv_cli.commands import evaluate, fit, generate, methods, perplexity, selftest
 
 app = typer.Typer(
     help="Compress the KV cache of any mlx-lm model: generate with it, and measure what it saves and what it costs.",
@@ -33,6 +33,7 @@ def options(
     """Hold the options that come before the command."""
 
 
+app.command("fit")(fit.fit)
 app.command("generate")(generate.generate)
 app.command("methods")(methods.methods)
 app.command("perplexity")(perplexity.perplexity)
