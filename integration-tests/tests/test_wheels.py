@@ -69,8 +69,8 @@ def test_bounds_the_packages_it_needs_from_here(wheel):
 
 
 @pytest.mark.parametrize("member", METHODS, ids=named)
-def test_a_method_needs_only_mlx_and_the_two_shared_packages(wheel):
-    assert {requirement.name for requirement in requirements(wheel)} == {"mlx", "mlx-kv", "mlx-kv-kernels"}
+def test_a_method_needs_nothing_but_mlx_and_the_two_shared_packages(wheel):
+    assert {requirement.name for requirement in requirements(wheel)} <= {"mlx", "mlx-kv", "mlx-kv-kernels"}
 
 
 @pytest.mark.parametrize("member", MEMBERS, ids=named)
