@@ -185,6 +185,12 @@ def test_arguments_are_checked(arguments, message):
         encode(**{"x": mx.zeros((2, 64)), "bits": 2, **arguments})
 
 
+def test_no_rows():
+    encoded = encode(mx.zeros((2, 0, 80)), 3, center=True)
+    assert [array.shape for array in encoded] == [(2, 0, 8), (2, 0, 1), (2, 0, 80)]
+    assert decode(encoded, 3, channels=80, dtype=mx.float32).shape == (2, 0, 80)
+
+
 def test_codes_of_other_channels_are_refused():
     with pytest.raises(ValueError, match=r"\[rvq\] expected 8 words of codes a row, got 4"):
         decode(encode(mx.zeros((2, 64)), 2), 2, channels=128, dtype=mx.float32)

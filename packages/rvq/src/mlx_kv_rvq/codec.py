@@ -134,7 +134,9 @@ def decode(
     if encoded.codes.shape[-1] != words:
         raise ValueError(f"[rvq] expected {words} words of codes a row, got {encoded.codes.shape[-1]}")
     chosen = launch.choose(backend, dtype)
-    if chosen == "reference" or not encoded.codes.size:
+    if not encoded.codes.size:  # MLX's transform wants rows
+        return mx.zeros((*encoded.codes.shape[:-1], channels), dtype)
+    if chosen == "reference":
         return reference.decode(encoded, bits, stages, seed, channels, dtype)
     return launch.decode(encoded, bits, stages, seed, channels, dtype, chosen)
 

@@ -123,9 +123,7 @@ def tables(dim: int, seed: int, bits: int, stages: int, transposed: bool) -> tup
         rows = tuple(sum((row >> b & 1) << i for i, row in enumerate(rows)) for b in range(len(rows)))
     books = codebooks(dim, bits, stages)
     numbers = [*chain.from_iterable(books), *chain.from_iterable((*midpoints(book), 0.0) for book in books)]
-    tables = flips, _roomy(mx.array(rows, mx.uint32)), _roomy(mx.array(numbers))
-    mx.eval(tables)
-    return tables
+    return flips, mx.array(_filled(rows), mx.uint32), mx.array(_filled(numbers))
 
 
 def _words(bits: Sequence[int]) -> mx.array:
@@ -134,14 +132,17 @@ def _words(bits: Sequence[int]) -> mx.array:
 
 @cache
 def _params(numbers: tuple[int, ...]) -> mx.array:
-    return _roomy(mx.array(numbers, mx.int32))
+    return mx.array(_filled(numbers), mx.int32)
+
+
+def _filled(numbers: Sequence[float]) -> list[float]:
+    """The numbers of an input, 8 or more: fewer would lie in Metal's constant memory, with other pointers."""
+    return [*numbers, *[0] * (CONSTANT_BELOW - len(numbers))]
 
 
 def _roomy(x: mx.array) -> mx.array:
-    """The array with 8 elements or more: with fewer it would lie in Metal's constant memory, with other pointers."""
-    if x.size >= CONSTANT_BELOW:
-        return x
-    return mx.pad(x, [(0, 0)] * max(x.ndim - 2, 0) + [(0, CONSTANT_BELOW)] + [(0, 0)] * (min(x.ndim, 2) - 1))
+    """An array [batch, heads, rows, width] with more rows, if it has fewer than 8 elements."""
+    return x if x.size >= CONSTANT_BELOW else mx.pad(x, [(0, 0), (0, 0), (0, CONSTANT_BELOW), (0, 0)])
 
 
 def _some(mean: mx.array | None, dtype: mx.Dtype) -> mx.array:

@@ -141,7 +141,7 @@ def _block_means(y: mx.array, skip: Sequence[int], dtype: mx.Dtype) -> mx.array:
         first = mx.array(list(skip)).reshape(-1, *(1,) * (y.ndim - 1))  # [batch, 1, ..., 1]
         y = mx.where(mx.arange(rows)[:, None] < first, 0, y)
         counts = BLOCK - mx.where(mx.arange(rows // BLOCK)[:, None] == 0, first, 0).astype(mx.float32)
-    blocks = y.reshape(*batch, rows // BLOCK, -1, _ROWS_OF_SIMDGROUP, channels)
+    blocks = y.reshape(*batch, rows // BLOCK, BLOCK // _ROWS_OF_SIMDGROUP, _ROWS_OF_SIMDGROUP, channels)
     total = _fold(_fold(mx.moveaxis(blocks, -2, -1)).swapaxes(-1, -2))
     largest = mx.finfo(dtype).max
     return mx.clip(total * (1 / counts), -largest, largest).astype(dtype)
@@ -149,7 +149,7 @@ def _block_means(y: mx.array, skip: Sequence[int], dtype: mx.Dtype) -> mx.array:
 
 def _sum(x: mx.array) -> mx.array:
     """Sum the channels: those of each of four lanes first."""
-    return _fold(_fold(x.reshape(*x.shape[:-1], _LANES, -1)))
+    return _fold(_fold(x.reshape(*x.shape[:-1], _LANES, x.shape[-1] // _LANES)))
 
 
 def _fold(x: mx.array) -> mx.array:

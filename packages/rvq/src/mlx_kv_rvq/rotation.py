@@ -50,7 +50,7 @@ def rotate(x: Float32[mx.array, "*batch dim"], seed: int) -> Float32[mx.array, "
     y = (x * _signs(dim, seed, x.dtype)).reshape(*x.shape[:-1], m, dim // m)
     half = 1
     while half < dim // m:
-        pairs = y.reshape(*x.shape[:-1], m, -1, 2, half)
+        pairs = y.reshape(*x.shape[:-1], m, dim // m // half // 2, 2, half)
         low, high = pairs[..., 0, :], pairs[..., 1, :]
         y = mx.stack([low + high, low - high], axis=-2).reshape(*x.shape[:-1], m, dim // m)
         half *= 2

@@ -1,8 +1,8 @@
 """Residual vector quantisation with trained codebooks (arXiv 2410.15704, section 3), in plain MLX.
 
 A row is divided by its standard deviation and cut into groups of channels: strided ones for keys, so that both halves
-of a RoPE pair fall into one group, contiguous ones for values. Each stage takes, for each group, the nearest vector of its
-codebook to what the stages before leave.
+of a RoPE pair fall into one group, contiguous ones for values. Each stage takes, for each group, the nearest vector of
+its codebook to what the stages before leave.
 """
 
 from __future__ import annotations
