@@ -85,3 +85,8 @@ def test_entry_points_are_in_the_wheel(member, wheel):
             assert {f"{module}.py", f"{module}/__init__.py"} & set(wheel.namelist()), f"{group} {name}"
     if member in METHODS:
         assert {"mlx_kv.methods", "mlx_kv.attention"} & set(points.sections())
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=named)
+def test_a_release_can_extend_the_changelog(member):
+    assert (member / "CHANGELOG.md").read_text().startswith("# Changelog\n\n<!-- towncrier release notes start -->\n")
