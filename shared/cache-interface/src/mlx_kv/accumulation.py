@@ -175,7 +175,7 @@ class AccumulatingPolicy(Policy):
         scores, positions = self.scores.view()[..., 0], self.positions.view()[..., 0]
         chosen: list[mx.array] = []
         for b, n in enumerate(counts):
-            indices = mx.broadcast_to(mx.arange(n, dtype=mx.uint32), (1, self.kv_heads, n))
+            indices = mx.broadcast_to(mx.arange(n), (1, self.kv_heads, n))
             if b in due:
                 own = scores[b : b + 1, :, : lengths[b]], positions[b : b + 1, :, : lengths[b]]
                 indices = _select(*own, n, self._window(b))
@@ -253,4 +253,4 @@ def _select(scores: mx.array, positions: mx.array, budget: int, window: int) -> 
     ascending = mx.argsort(positions, axis=-1)
     scores, positions = (mx.take_along_axis(x, ascending, axis=-1) for x in (scores, positions))
     kept = topk_rows(mx.where(positions >= window, float("inf"), scores), budget)
-    return mx.take_along_axis(ascending, kept, axis=-1)
+    return mx.take_along_axis(ascending, kept, axis=-1).astype(mx.int32)

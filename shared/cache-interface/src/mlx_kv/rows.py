@@ -72,9 +72,11 @@ class RowBuffer:
         """Write a row of each head of these sequences, at places counted from a sequence's first row."""
         if self.data is None:
             raise ValueError("[rows] an empty buffer has no rows to write over")
+        heads, _, width = self.data.shape
         begins = mx.array([self.begins[b] for b in sequences], places.dtype)
-        heads = mx.arange(self.data.shape[0])[:, None]
-        self.data[heads, (places + begins[:, None]).T] = rows[mx.array(list(sequences)), :, 0].swapaxes(0, 1)
+        where = mx.broadcast_to((places + begins[:, None]).T[..., None], (heads, len(sequences), width))
+        chosen = rows if len(sequences) == rows.shape[0] == 1 else rows[mx.array(list(sequences))]
+        self.data = mx.put_along_axis(self.data, where, chosen[:, :, 0].swapaxes(0, 1), axis=1)
 
     def reserve(self, counts: Sequence[int], like: Shaped[mx.array, "_ heads _ width"]) -> mx.array:
         """Return the array, with room for counts[b] more rows; `like` tells heads, width and dtype of a new one."""
