@@ -1,9 +1,9 @@
-"""Passkey retrieval at 256 of 1,440 rows: SnapKV, PyramidKV, the full cache, and rows kept without the queries.
+"""Passkey retrieval at 256 of 1,440 rows: every policy, the full cache, and rows kept without the queries.
 
     python passkey.py [--output FILE] [--seeds 4]
 
-SmolLM2-135M-Instruct, five depths, both fillers, greedy. Rows are dropped when a prompt ends, so one prefill serves
-every cache.
+SmolLM2-135M-Instruct, five depths, both fillers, greedy. SnapKV and its kin drop rows when a prompt ends, so one
+prefill serves all of them; H2O and Keyformer look at a prompt from its first token on, and have one of their own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,18 @@ SPECS = {
     "snapkv W 32 avg 5": f"snapkv(budget={BUDGET}, kernel_size=5, pooling='avg')",
     "pyramidkv W 8": f"pyramidkv(budget={BUDGET})",
 }
+FROM_THE_FIRST_TOKEN = {
+    "h2o": f"h2o(heavy={BUDGET // 2}, recent={BUDGET // 2})",
+    "keyformer": f"keyformer(budget={BUDGET})",
+}
 WIDEST = "snapkv(window=64, budget=65536)"  # holds the queries that every policy needs
+
+
+def prefilled(model, spec, prompt):
+    """A cache that has seen all of the prompt but its last token."""
+    cache = mlx_kv.make_prompt_cache(model, spec)
+    lm.feed(model, lm.mx.array([prompt[:-1]]), cache)
+    return cache
 
 
 def policies(geometry):
@@ -46,10 +57,10 @@ def policies(geometry):
     return {**made, "random rows": RandomRows(plain, geometry.layer), "last rows": LastRows(plain)}
 
 
-def caches(prefilled):
+def caches(widest):
     """The prefilled cache, under every policy."""
     twins = {}
-    for layer in prefilled:
+    for layer in widest:
         geometry = mlx_kv.Geometry(**layer.origin["geometry"])
         for name, policy in policies(geometry).items():
             twins.setdefault(name, []).append(under(layer, policy))
@@ -72,9 +83,8 @@ def main():
     start = time.time()
     for filler, depth, seed in product(FILLERS, DEPTHS, range(arguments.seeds)):
         prompt, key = make_prompt(loaded.tokenizer, LENGTH, depth, seed, filler)
-        prefilled = mlx_kv.make_prompt_cache(loaded.model, WIDEST)
-        lm.feed(loaded.model, lm.mx.array([prompt[:-1]]), prefilled)
-        for name, cache in caches(prefilled).items():
+        own = {name: prefilled(loaded.model, spec, prompt) for name, spec in FROM_THE_FIRST_TOKEN.items()}
+        for name, cache in {**caches(prefilled(loaded.model, WIDEST, prompt)), **own}.items():
             found = recalls(loaded, prompt[-1], cache, key)
             table.setdefault(name, {}).setdefault(filler, []).append({"depth": depth, "seed": seed, "found": found})
         done = len(table["full"][filler])
@@ -90,7 +100,7 @@ def main():
             "commit": commit,
             "length": LENGTH,
             "budget": BUDGET,
-            "specs": SPECS,
+            "specs": {**SPECS, **FROM_THE_FIRST_TOKEN},
             "table": table,
         }
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
