@@ -40,8 +40,8 @@ def test_a_step_waits_for_nothing():
 
 
 def test_a_step_copies_no_rows():
-    cache = new_cache("h2o(heavy=2000, recent=1000)")
-    feed(cache, random_tokens(0, 3100), [3099, 1])
+    cache = new_cache("h2o(heavy=1000, recent=500)")
+    feed(cache, random_tokens(0, 1600), [1599, 1])
     for i in range(3):
         step(cache, random_tokens(i, 1))
     tokens = random_tokens(9, 1)
