@@ -2,13 +2,28 @@
 
 import os
 import subprocess
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+from mlx_kv import methods
 from mlx_kv_cli.models import load_model
 
 ROOT = Path(__file__).parents[2]
+INSTALLED = {method.name for method in methods()} | {point.name for point in entry_points(group="mlx_kv.attention")}
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "needs(*methods): skipped where a method's folder is not in the tree")
+    config.addinivalue_line("markers", "slow: more than a minute")
+
+
+def pytest_runtest_setup(item):
+    """Any one method may be taken out of the tree: what is about it goes, and the rest stays green."""
+    needed = {method for mark in item.iter_markers("needs") for method in mark.args}
+    if missing := needed - INSTALLED:
+        pytest.skip(f"not in this tree: {', '.join(sorted(missing))}")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,12 @@ import pytest
 from mlx_kv.testing import CHECKS, check_name
 from mlx_kv.testing.driving import contents, feed, new_cache, new_store, random_tokens, step
 
-COMBINATIONS = ["snapkv(budget=100)+kivi(residual=32)", "pyramidkv(budget=100, every_chunk=True)+kivi(residual=32)"]
+pytestmark = pytest.mark.needs("kivi")
+
+COMBINATIONS = [
+    pytest.param("snapkv(budget=100)+kivi(residual=32)", marks=pytest.mark.needs("snapkv")),
+    pytest.param("pyramidkv(budget=100, every_chunk=True)+kivi(residual=32)", marks=pytest.mark.needs("pyramidkv")),
+]
 
 
 @pytest.mark.parametrize("spec", COMBINATIONS)
@@ -16,6 +21,7 @@ def test_conformance(check, spec):
     check(spec)
 
 
+@pytest.mark.needs("snapkv")
 @pytest.mark.parametrize("every_chunk", [False, True])
 def test_what_is_kept_is_selected_in_full_precision_and_quantised_once(every_chunk):
     policy, store = f"snapkv(budget=100, every_chunk={every_chunk})", "kivi(residual=32)"
@@ -29,6 +35,7 @@ def test_what_is_kept_is_selected_in_full_precision_and_quantised_once(every_chu
     assert contents(over_kivi.store) == contents(expected)
 
 
+@pytest.mark.needs("snapkv")
 def test_a_prompt_is_never_held_twice():
     """Neither beside its codes before the selection nor beside the kept rows after it."""
     cache, dense = new_cache("snapkv(budget=100)+kivi(residual=32)"), new_cache("dense")
@@ -48,6 +55,7 @@ def test_a_prompt_is_never_held_twice():
     assert cache.nbytes == cache.store.nbytes <= alone.nbytes
 
 
+@pytest.mark.needs("snapkv")
 def test_sequences_that_do_not_select_keep_their_codes_bit_for_bit():
     """A decoding sequence joins one whose prompt ends now."""
     spec = "snapkv(budget=100)+kivi(residual=32)"
@@ -67,6 +75,7 @@ def test_sequences_that_do_not_select_keep_their_codes_bit_for_bit():
     assert contents(batch.store) == contents(decoding.store) + contents(ending.store)
 
 
+@pytest.mark.needs("snapkv")
 def test_a_second_turn_over_quantised_rows_stays_within_budget():
     cache = new_cache("snapkv(budget=100)+kivi(residual=32)")
     for turn in range(3):

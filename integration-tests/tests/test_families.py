@@ -48,6 +48,7 @@ def test_dense_gives_mlx_lm_tokens_on_smollm2(smollm2):
     assert greedy(smollm2.model, make_prompt_cache(smollm2.model, "dense"), prompt, 40) == own
 
 
+@pytest.mark.needs("kivi")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kivi_compresses_every_full_attention_layer(family):
     model = tiny_model(family)
@@ -68,6 +69,7 @@ def test_kivi_compresses_every_full_attention_layer(family):
             assert layer.bytes_held == own[layer.layer].nbytes
 
 
+@pytest.mark.needs("kivi")
 @pytest.mark.parametrize("family", SHARING)
 def test_layers_that_share_keys_and_values_stay_as_they_are(family):
     model = tiny_model(family)
@@ -86,12 +88,14 @@ def test_layers_that_share_keys_and_values_stay_as_they_are(family):
             assert layer.bytes_held == own[layer.layer].nbytes
 
 
+@pytest.mark.needs("kivi")
 @pytest.mark.parametrize(("family", "reason"), UNFIT.items())
 def test_unfit_families_are_refused_with_the_reason(family, reason):
     with pytest.raises(UnsupportedModelError, match=reason):
         make_prompt_cache(tiny_model(family), "kivi")
 
 
+@pytest.mark.needs("kivi")
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "qwen3_next"])
 def test_sliding_and_recurrent_layers_never_grow(family):
     model = tiny_model(family)

@@ -9,6 +9,8 @@ from mlx_lm.models.cache import make_prompt_cache as own_prompt_cache
 from mlx_kv import CompressedKVCache, install, make_prompt_cache
 from mlx_kv.testing.models import tiny_model
 
+pytestmark = pytest.mark.needs("kivi")
+
 PROMPT = mx.random.randint(0, 96, (200,), key=mx.random.key(3))
 
 

@@ -12,12 +12,14 @@ from mlx_kv.window import WindowOptions
 from mlx_kv_cli import lm
 from mlx_kv_cli.passkey import FILLERS, make_prompt
 
+pytestmark = [pytest.mark.slow, pytest.mark.needs("snapkv", "pyramidkv")]
+
 BUDGET = 256
 PLAIN = WindowOptions(budget=BUDGET, window=8)
 POLICIES = {
-    "full": Spec.parse("keep_all").policy.create,
-    "snapkv": Spec.parse(f"snapkv(budget={BUDGET}, window=8)").policy.create,
-    "pyramidkv": Spec.parse(f"pyramidkv(budget={BUDGET})").policy.create,
+    "full": lambda geometry: Spec.parse("keep_all").policy.create(geometry),
+    "snapkv": lambda geometry: Spec.parse(f"snapkv(budget={BUDGET}, window=8)").policy.create(geometry),
+    "pyramidkv": lambda geometry: Spec.parse(f"pyramidkv(budget={BUDGET})").policy.create(geometry),
     "random rows": lambda geometry: RandomRows(PLAIN, geometry.layer),
     "last rows": lambda geometry: LastRows(PLAIN),
 }

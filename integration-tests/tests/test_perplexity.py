@@ -9,6 +9,8 @@ from mlx_lm.models.cache import QuantizedKVCache
 from mlx_kv import make_prompt_cache
 from mlx_kv_cli.perplexity import perplexities
 
+pytestmark = [pytest.mark.slow, pytest.mark.needs("kivi")]
+
 # Largest ratio to the full cache's perplexity, group 32, residual 128. Some room above what was measured (4 bit 1.009):
 # the text differs between Python versions.
 LIMITS = {

@@ -5,10 +5,12 @@ from functools import partial
 from pathlib import Path
 
 import mlx_lm
+import pytest
 
 README = Path(__file__).parents[2] / "README.md"
 
 
+@pytest.mark.needs("kivi")
 def test_python_example(smollm2, monkeypatch, capsys):
     monkeypatch.setattr(mlx_lm, "load", lambda name: (smollm2.model, smollm2.tokenizer))
     monkeypatch.setattr(mlx_lm, "generate", partial(mlx_lm.generate, max_tokens=20))
