@@ -1,13 +1,15 @@
-"""The README's Python example, run as it stands with a small model in place of the one that is downloaded."""
+"""The README: its example runs as it stands, with a small model in place of its own; its figures come from files."""
 
 import re
+import runpy
 from functools import partial
 from pathlib import Path
 
 import mlx_lm
 import pytest
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
 
 
 @pytest.mark.needs("kivi")
@@ -22,3 +24,19 @@ def test_python_example(smollm2, monkeypatch, capsys):
     assert held == names["report"].bytes_held
     assert fp16 == names["report"].fp16_bytes
     assert fp16 > 0
+
+
+@pytest.fixture
+def script():
+    return runpy.run_path(str(ROOT / "benchmarks/readme_table.py"))
+
+
+def test_the_table_is_made_from_the_files(script):
+    made = f"{script['BEGIN']}\n{script['table'](ROOT)}\n{script['END']}"
+    assert made in README.read_text(), "run `uv run python benchmarks/readme_table.py`"
+
+
+def test_figures_without_a_file_are_missing(script, tmp_path):
+    rows = script["table"](tmp_path).splitlines()[2:]
+    assert len(rows) == 10
+    assert all(set(row.split("`")[2].replace(";", "")) == {" ", "|", "-"} for row in rows)
