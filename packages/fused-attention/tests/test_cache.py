@@ -13,6 +13,8 @@ from mlx_lm.models import llama
 from mlx_kv import make_prompt_cache
 from mlx_kv.attention import decode
 
+pytest.importorskip("mlx_kv_kivi", reason="mlx-kv-kivi packs the rows")
+
 SPEC = "kivi(bits=4, group_size=32, residual=32)"
 
 
