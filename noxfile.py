@@ -92,8 +92,10 @@ def environment(session: nox.Session, member: Path, place: Path, wheels: Path, r
     session.run("uv", "venv", "--python", "3.11", str(place / "environment"))
     install = ["uv", "pip", "install", "--python", python, "--no-sources", "--find-links", str(wheels)]
     # All that ours name is direct then: the oldest versions are also those of mlx and mlx-lm.
-    direct = [option for each in below(member) for option in ("-r", str(each / "pyproject.toml"))]
-    session.run(*install, "--resolution", resolution, *direct, "--extra", "cpu", "--extra", "testing")
+    direct = [f"--requirements={each}/pyproject.toml" for each in below(member)]
+    offered = {extra for each in below(member) for extra in project(each)["optional-dependencies"]}
+    extras = [f"--extra={extra}" for extra in sorted(offered & {"cpu", "testing"})]
+    session.run(*install, "--resolution", resolution, *direct, *extras)
     session.run(*install, "--group", f"{ROOT}/pyproject.toml:test")
     (wheel,) = wheels.glob(f"{distribution(member).replace('-', '_')}-[0-9]*.whl")
     session.run(*install, "--no-deps", str(wheel))
@@ -103,7 +105,7 @@ def environment(session: nox.Session, member: Path, place: Path, wheels: Path, r
 def below(member: Path) -> list[Path]:
     """Return a member, those of ours that it or its tests need, and what they need."""
     table = project(member)
-    needs = [*table["dependencies"], *table.get("optional-dependencies", {}).get("testing", [])]
+    needs = [*table["dependencies"], *table["optional-dependencies"].get("testing", [])]
     names = {need.partition(">")[0] for need in needs}
     needed = [each for each in MEMBERS.values() if distribution(each) in names]
     return list(dict.fromkeys([member, *(found for each in needed for found in below(each))]))
