@@ -1,4 +1,4 @@
-"""One side of an RVQ store, keys or values: exact first rows, encoded rows, and the full-precision tail."""
+"""One side of an RVQ store, keys or values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from mlx_kv.packing import STEP, PackedSide
 from mlx_kv.rows import RowBuffer, Span
 from mlx_kv_kernels import gather_rows
 
@@ -18,101 +19,44 @@ if TYPE_CHECKING:
 
     from .codec import Codec
 
-_STEP = 256  # rows by which encoded buffers grow, as mlx-lm's cache does
-_TAIL_STEP = 64  # rows by which the tail grows: it slides, and is moved to its buffer's front that often
 
-
-class PackedRows:
-    """Rows of one head dim of which the older ones are encoded.
-
-    Of a sequence of n rows, the rows 0..packed-1 are held as codes and norms (the first `sinks` of them exactly, beside
-    their codes, which are never read), and the tail holds the others in full precision. With rollback the tail reaches
-    back over rows that are packed as well, as far as taking back tokens may have to unpack them.
-    """
+class PackedRows(PackedSide):
+    """Rows of one head dim of which the older ones are encoded."""
 
     def __init__(self, codec: Codec, sinks: int) -> None:
         """Make an empty side that holds the first `sinks` rows exactly."""
+        super().__init__(sinks)
         self.codec = codec
-        self.sinks = sinks
-        self.codes = RowBuffer(_STEP)
-        self.norm = RowBuffer(_STEP)
-        self.mean = RowBuffer(_STEP // BLOCK)
-        self.exact = RowBuffer(max(sinks, 1))
-        self.tail = RowBuffer(_TAIL_STEP)
+        self.norm = RowBuffer(STEP)
+        self.mean = RowBuffer(STEP // BLOCK)
         self.dim = 0
         self._dtype = "float32"  # by name: caches are deep-copied, which MLX's dtypes are not
-
-    def buffers(self) -> dict[str, RowBuffer]:
-        """The buffers by name."""
-        every = {"codes": self.codes, "norm": self.norm, "exact": self.exact, "tail": self.tail}
-        return {**every, "mean": self.mean} if self.codec.centered else every
 
     @property
     def dtype(self) -> mx.Dtype:
         """The rows' dtype, the model's."""
         return getattr(mx, self._dtype)
 
-    def append(self, rows: mx.array, spans: Sequence[Span]) -> None:
+    def scales(self) -> dict[str, tuple[RowBuffer, int]]:
+        """Norms of rows, and the means of blocks if they are centred."""
+        return {"norm": (self.norm, 1), **({"mean": (self.mean, BLOCK)} if self.codec.centered else {})}
+
+    def append(self, rows: Float[mx.array, "batch heads rows dim"], spans: Sequence[Span]) -> None:
         """Append a chunk to the tail."""
         self.dim, self._dtype = rows.shape[3], str(rows.dtype).removeprefix("mlx.core.")
-        self.tail.append(rows, spans)
+        super().append(rows, spans)
 
-    def settle(self, rows: Sequence[int], packed: Sequence[int], floor: Sequence[int], waits: Sequence[bool]) -> None:
-        """Encode each sequence's rows up to packed[b], and drop the tail's rows below floor[b].
+    def pack(
+        self, rows: Float[mx.array, "batch heads rows dim"], done: Sequence[int], exact: Sequence[int]
+    ) -> list[mx.array]:
+        """Encode rows; exact ones are no part of their block's mean."""
+        encoded = self.codec.encode(rows, exact)
+        return [array for array in encoded if array is not None]
 
-        Args:
-            rows: rows n of each sequence.
-            packed: rows that are to be encoded; whole blocks, if they are centred. More may be already.
-            floor: first row that the tail must keep.
-            waits: sequences that are to stay as they are.
-        """
-        done = self.codes.lengths
-        packed = [old if wait else max(old, new) for old, new, wait in zip(done, packed, waits, strict=True)]
-        tail_begins = [n - length for n, length in zip(rows, self.tail.lengths, strict=True)]
-        first = [old - begin for old, begin in zip(done, tail_begins, strict=True)]
-        last = [new - begin for new, begin in zip(packed, tail_begins, strict=True)]
-        if any(b > a for a, b in zip(first, last, strict=True)):
-            self._pack(done, list(zip(first, last, strict=True)))
-        self.tail.drop_front(
-            [0 if wait else max(f - begin, 0) for f, begin, wait in zip(floor, tail_begins, waits, strict=True)]
-        )
-
-    def truncate(self, counts: Sequence[int], packed: Sequence[int]) -> None:
-        """Drop the newest counts[b] rows, and the codes from packed[b] on, whose rows the tail still holds."""
-        self.tail.drop_back(counts)
-        left = [
-            (self.codes, packed),
-            (self.norm, packed),
-            (self.exact, [min(n, self.sinks) for n in packed]),
-        ]
-        if self.codec.centered:
-            left.append((self.mean, [n // BLOCK for n in packed]))
-        for buffer, rows in left:
-            buffer.drop_back([max(old - new, 0) for old, new in zip(buffer.lengths, rows, strict=True)])
-
-    def dense(self, rows: Sequence[int]) -> Float[mx.array, "batch heads rows dim"]:
-        """Return all rows in the model's dtype, each sequence from its row 0: [batch, heads, max(rows), dim]."""
-        packed, exact, tail = self.codes.lengths, self.exact.lengths, self.tail.lengths
-        if not any(packed):
-            return self.tail.view()
+    def unpack(self) -> Float[mx.array, "batch heads rows dim"]:
+        """Decode all packed rows."""
         mean = self.mean.view() if self.codec.centered else None
-        decoded = self.codec.decode(Encoded(self.codes.view(), self.norm.view(), mean), self.dim, self.dtype)
-        none = decoded[..., :0, :]
-        exact_rows = self.exact.view() if any(exact) else none
-        tail_rows = self.tail.view() if any(tail) else none
-        skip = [
-            length - (n - done) for n, done, length in zip(rows, packed, tail, strict=True)
-        ]  # tail rows packed as well
-        if len(rows) == 1:
-            return mx.concatenate([exact_rows, decoded[..., exact[0] :, :], tail_rows[..., skip[0] :, :]], axis=2)
-        # Row j of a sequence stands among the exact rows, then among the packed ones, then in the tail.
-        source = mx.concatenate([exact_rows, decoded, tail_rows], axis=2)
-        j = mx.arange(max(rows))
-        in_codes = exact_rows.shape[2] + j
-        in_tail = in_codes + mx.array([decoded.shape[2] + s - n for s, n in zip(skip, packed, strict=True)])[:, None]
-        places = mx.where(j < mx.array(packed)[:, None], in_codes, in_tail)
-        places = mx.where(j < mx.array(exact)[:, None], j, places)
-        return _take(source, places)
+        return self.codec.decode(Encoded(self.codes.view(), self.norm.view(), mean), self.dim, self.dtype)
 
     def take(self, indices: Int[mx.array, "batch heads kept"], counts: Sequence[int], rows: Sequence[int]) -> None:
         """Keep the rows `indices` of each head, the first counts[b] in sequence b, of which there were rows[b].
@@ -186,28 +130,3 @@ class PackedRows:
             own = gather_rows(view, mx.clip(place, 0, view.shape[2] - 1))
             found = mx.where((indices >= mx.array(packed)[:, None, None])[..., None], own, found)
         return found
-
-    def _pack(self, done: Sequence[int], spans: Sequence[Span]) -> None:
-        """Encode the tail's rows spans[b], which follow the done[b] rows encoded before."""
-        counts = [last - first for first, last in spans]
-        rows = _shift(self.tail.view(), spans, max(counts))
-        new_exact = [min(max(self.sinks - old, 0), n) for old, n in zip(done, counts, strict=True)]
-        self.exact.append(rows, [(0, n) for n in new_exact])
-        encoded = self.codec.encode(rows, new_exact)  # exact rows are no part of their block's mean
-        self.codes.append(encoded.codes, [(0, n) for n in counts])
-        self.norm.append(encoded.norm, [(0, n) for n in counts])
-        if encoded.mean is not None:
-            self.mean.append(encoded.mean, [(0, n // BLOCK) for n in counts])
-
-
-def _shift(rows: mx.array, spans: Sequence[Span], count: int) -> mx.array:
-    """Return `count` rows of each sequence from spans[b][0] on; those beyond the span stand for nothing."""
-    if len(spans) == 1:
-        return rows[..., spans[0][0] : spans[0][0] + count, :]
-    return _take(rows, mx.array([first for first, _ in spans])[:, None] + mx.arange(count))
-
-
-def _take(rows: mx.array, places: mx.array) -> mx.array:
-    """Return the rows places[b] of every head of sequence b; places beyond the array are read as its last row."""
-    places = mx.minimum(places, rows.shape[2] - 1)
-    return mx.take_along_axis(rows, places[:, None, :, None], axis=2)

@@ -71,7 +71,7 @@ def decode(
 def _attend_in_basis(
     backend: DecodeAttention, queries: mx.array, layout: Layout, scale: float, sinks: mx.array | None, logits: bool
 ) -> tuple[mx.array, mx.array | None]:
-    """Attend where rows may be held in another basis: products of queries and keys, the logits, are the same in both."""
+    """Attend to rows that may be held in another basis, in which the logits are the same."""
     basis = layout.basis
     if basis is None:
         return backend.attend(queries, layout, scale, sinks, logits)

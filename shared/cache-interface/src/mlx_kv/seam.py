@@ -111,8 +111,9 @@ def _trim(original: Callable[[list[Any], int], int]) -> Callable[[list[Any], int
     def trim_prompt_cache(cache: list[Any], num_tokens: int) -> int:
         if not cache or not all(c.is_trimmable() for c in cache):
             return 0
-        ours_first = sorted(cache, key=lambda c: not isinstance(c, SeamCache))  # they may refuse: nothing has changed then
-        return [c.trim(num_tokens) for c in ours_first][0]
+        # Ours come first: they may refuse, and nothing has changed then.
+        trimmed = [c.trim(num_tokens) for c in sorted(cache, key=lambda c: not isinstance(c, SeamCache))]
+        return trimmed[0]
 
     return _mark(trim_prompt_cache, original)
 

@@ -1,0 +1,257 @@
+"""Stores that pack rows as these leave the newest ones, which stay in full precision: what KIVI and RVQ share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+import mlx.core as mx
+
+from mlx_kv_kernels import gather_rows
+
+from .rows import RowBuffer, Span
+from .store import Store, whole
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+STEP = 256
+"""Rows by which packed buffers grow, as mlx-lm's cache does."""
+_TAIL_STEP = 64  # rows by which the tail grows: it slides, and is moved to its buffer's front that often
+
+
+class PackedSide(ABC):
+    """Keys or values of which the older rows are packed.
+
+    Of a sequence of n rows, the rows 0..packed-1 are held as codes (the first `sinks` of them exactly, beside their
+    codes, which are never read), and the tail holds the others in full precision. With rollback the tail reaches back
+    over rows that are packed as well, as far as taking back tokens may have to unpack them.
+    """
+
+    def __init__(self, sinks: int) -> None:
+        """Make an empty side that holds the first `sinks` rows exactly."""
+        self.sinks = sinks
+        self.codes = RowBuffer(STEP)
+        self.exact = RowBuffer(max(sinks, 1))
+        self.tail = RowBuffer(_TAIL_STEP)
+
+    @abstractmethod
+    def scales(self) -> dict[str, tuple[RowBuffer, int]]:
+        """What codes are read with: buffers by name, and how many rows share a row of each."""
+
+    @abstractmethod
+    def pack(
+        self, rows: Float[mx.array, "batch heads rows dim"], done: Sequence[int], exact: Sequence[int]
+    ) -> list[mx.array]:
+        """Return the codes of rows, and an array for each of `scales`.
+
+        In sequence b they follow done[b] rows packed before, and the first exact[b] of them are held exactly.
+        """
+
+    @abstractmethod
+    def unpack(self) -> Float[mx.array, "batch heads rows dim"]:
+        """Return all packed rows in the model's dtype."""
+
+    def buffers(self) -> dict[str, RowBuffer]:
+        """The buffers by name."""
+        scales = {name: buffer for name, (buffer, _) in self.scales().items()}
+        return {"codes": self.codes, **scales, "exact": self.exact, "tail": self.tail}
+
+    def append(self, rows: Float[mx.array, "batch heads rows dim"], spans: Sequence[Span]) -> None:
+        """Append a chunk to the tail."""
+        self.tail.append(rows, spans)
+
+    def settle(self, rows: Sequence[int], packed: Sequence[int], floor: Sequence[int], waits: Sequence[bool]) -> None:
+        """Pack each sequence's rows up to packed[b], and drop the tail's rows below floor[b].
+
+        Args:
+            rows: rows n of each sequence.
+            packed: rows that are to be packed, as many as whole rows of `scales` need; more may be already.
+            floor: first row that the tail must keep.
+            waits: sequences that are to stay as they are.
+        """
+        done = self.codes.lengths
+        packed = [old if wait else max(old, new) for old, new, wait in zip(done, packed, waits, strict=True)]
+        tail_begins = [n - length for n, length in zip(rows, self.tail.lengths, strict=True)]
+        first = [old - begin for old, begin in zip(done, tail_begins, strict=True)]
+        last = [new - begin for new, begin in zip(packed, tail_begins, strict=True)]
+        if any(b > a for a, b in zip(first, last, strict=True)):
+            self._pack(done, list(zip(first, last, strict=True)))
+        self.tail.drop_front(
+            [0 if wait else max(f - begin, 0) for f, begin, wait in zip(floor, tail_begins, waits, strict=True)]
+        )
+
+    def truncate(self, counts: Sequence[int], packed: Sequence[int]) -> None:
+        """Drop the newest counts[b] rows, and the codes from packed[b] on, whose rows the tail still holds."""
+        self.tail.drop_back(counts)
+        left = [(buffer, [n // shared for n in packed]) for buffer, shared in self._coded()]
+        for buffer, rows in [*left, (self.exact, [min(n, self.sinks) for n in packed])]:
+            buffer.drop_back([max(old - new, 0) for old, new in zip(buffer.lengths, rows, strict=True)])
+
+    def dense(self, rows: Sequence[int]) -> Float[mx.array, "batch heads rows dim"]:
+        """Return all rows in the model's dtype, each sequence from its row 0: [batch, heads, max(rows), dim]."""
+        packed, exact, tail = self.codes.lengths, self.exact.lengths, self.tail.lengths
+        if not any(packed):
+            return self.tail.view()
+        from_codes = self.unpack()
+        none = from_codes[..., :0, :]
+        exact_rows = self.exact.view() if any(exact) else none
+        tail_rows = self.tail.view() if any(tail) else none
+        # How many rows are packed and in the tail as well.
+        both = [length - (n - done) for n, done, length in zip(rows, packed, tail, strict=True)]
+        if len(rows) == 1:
+            return mx.concatenate([exact_rows, from_codes[..., exact[0] :, :], tail_rows[..., both[0] :, :]], axis=2)
+        # Row j of a sequence stands among the exact rows, then among the packed ones, then in the tail.
+        source = mx.concatenate([exact_rows, from_codes, tail_rows], axis=2)
+        j = mx.arange(max(rows))
+        in_codes = exact_rows.shape[2] + j
+        in_tail = in_codes + mx.array([from_codes.shape[2] + s - n for s, n in zip(both, packed, strict=True)])[:, None]
+        places = mx.where(j < mx.array(packed)[:, None], in_codes, in_tail)
+        return _take(source, mx.where(j < mx.array(exact)[:, None], j, places))
+
+    def _coded(self) -> list[tuple[RowBuffer, int]]:
+        return [(self.codes, 1), *self.scales().values()]
+
+    def _pack(self, done: Sequence[int], spans: Sequence[Span]) -> None:
+        """Pack the tail's rows spans[b], which follow the done[b] rows packed before."""
+        counts = [last - first for first, last in spans]
+        rows = _shift(self.tail.view(), spans, max(counts))
+        exact = [min(max(self.sinks - old, 0), n) for old, n in zip(done, counts, strict=True)]
+        self.exact.append(rows, [(0, n) for n in exact])
+        for (buffer, shared), packed in zip(self._coded(), self.pack(rows, done, exact), strict=True):
+            buffer.append(packed, [(0, n // shared) for n in counts])
+
+
+Side = TypeVar("Side", bound=PackedSide)
+
+
+class PackedStore(Store, Generic[Side]):
+    """A store of two packed sides; a method's store says how many rows are packed, and how."""
+
+    def __init__(self, keys: Side, values: Side, rollback: int, defer: bool) -> None:
+        """Make an empty store.
+
+        Args:
+            keys: an empty side.
+            values: an empty side.
+            rollback: newest tokens that can be taken back exactly.
+            defer: pack nothing of a prompt before it has ended.
+        """
+        self.keys, self.values = keys, values
+        self.rollback = self._rollback = rollback  # the second is never None
+        self.defer = defer
+        self._rows: list[int] = []
+        self._most: list[int] = []  # rows that each sequence has had at most: `truncate` reaches back from there
+        self._in_prompt: list[bool] = []  # whether each sequence's newest tokens came as a prompt
+
+    @abstractmethod
+    def check(self, key_dim: int, value_dim: int) -> None:
+        """Refuse rows that do not fit, with ValueError."""
+
+    @abstractmethod
+    def packed(self, side: Side, rows: Sequence[int]) -> list[int]:
+        """Return how many rows of a side are packed in sequences of so many rows."""
+
+    @property
+    def lengths(self) -> list[int]:
+        """Rows held by each sequence."""
+        return self._rows
+
+    def append(
+        self,
+        keys: Float[mx.array, "batch kv_heads chunk key_dim"],
+        values: Float[mx.array, "batch kv_heads chunk value_dim"],
+        spans: Sequence[Span] | None = None,
+    ) -> None:
+        """Append a chunk in full precision, after packing what the rows before it had made due."""
+        self.check(keys.shape[3], values.shape[3])
+        spans = whole(keys) if spans is None else spans
+        if not self._rows:
+            self.load({}, self.blank(len(spans)).places())
+        self.settle()
+        self.keys.append(keys, spans)
+        self.values.append(values, spans)
+        self._rows = [n + last - first for n, (first, last) in zip(self._rows, spans, strict=True)]
+        self._most = [max(n, m) for n, m in zip(self._rows, self._most, strict=True)]
+        counts = [last - first for first, last in spans]
+        drafted = 1 + self._rollback  # as many at a time may be a draft that is being verified
+        self._in_prompt = [n > drafted if n else before for n, before in zip(counts, self._in_prompt, strict=True)]
+
+    def settle(self) -> None:
+        """Pack the rows that are due; with `defer`, not before the prompt has ended."""
+        waits = [self.defer and in_prompt for in_prompt in self._in_prompt]
+        lowest = [n - self._rollback for n in self._most]
+        for side in (self.keys, self.values):
+            side.settle(self._rows, self.packed(side, self._rows), self.packed(side, lowest), waits)
+
+    def dense(self) -> tuple[mx.array, mx.array]:
+        """Return keys and values in the model's dtype."""
+        return self.keys.dense(self._rows), self.values.dense(self._rows)
+
+    def take(self, indices: Int[mx.array, "batch kv_heads kept"], counts: Sequence[int]) -> None:
+        """Keep a subset of the rows, read back and packed anew as the rule for so many says."""
+        keys, values = (gather_rows(rows, indices) for rows in self.dense())
+        in_prompt = self._in_prompt
+        self.load({}, self.blank(len(counts)).places())
+        self.append(keys, values, [(0, n) for n in counts])
+        self._in_prompt = in_prompt
+        self.settle()
+
+    def truncate(self, rows: int) -> None:
+        """Drop the newest rows; the codes of rows that would not have been packed without them go too."""
+        counts = [min(rows, n) for n in self._rows]
+        self._rows = [n - count for n, count in zip(self._rows, counts, strict=True)]
+        for side in (self.keys, self.values):
+            side.truncate(counts, self.packed(side, self._rows))
+
+    def can_truncate(self, rows: int) -> bool:
+        """Tell whether no sequence would go back further than `rollback` rows from the most it has had."""
+        return all(most - max(n - rows, 0) <= self._rollback for n, most in zip(self._rows, self._most, strict=True))
+
+    def buffers(self) -> dict[str, RowBuffer]:
+        """All buffers."""
+        sides = (("keys", self.keys), ("values", self.values))
+        return {f"{side}_{name}": buffer for side, rows in sides for name, buffer in rows.buffers().items()}
+
+    def blank(self, batch: int) -> Self:
+        """Return a store of the same configuration with `batch` empty sequences."""
+        store = super().blank(batch)
+        store._rows, store._most, store._in_prompt = [0] * batch, [0] * batch, [False] * batch
+        return store
+
+    def select(self, sequences: Sequence[int]) -> Self:
+        """Return a store that holds these sequences."""
+        chosen = super().select(sequences)
+        chosen._rows = [self._rows[b] for b in sequences]
+        chosen._most = [self._most[b] for b in sequences]
+        chosen._in_prompt = [self._in_prompt[b] for b in sequences]
+        return chosen
+
+    def extend(self, other: Self) -> None:
+        """Append another store's sequences."""
+        super().extend(other)
+        self._rows, self._most = self._rows + other._rows, self._most + other._most
+        self._in_prompt = self._in_prompt + other._in_prompt
+
+    def places(self) -> dict[str, Any]:
+        """Everything but the arrays."""
+        return {**super().places(), "rows": self._rows, "most": self._most, "in_prompt": self._in_prompt}
+
+    def load(self, arrays: Mapping[str, mx.array], places: Mapping[str, Any]) -> None:
+        """Take over another store's arrays and places."""
+        super().load(arrays, places)
+        self._rows, self._most, self._in_prompt = places["rows"], places["most"], places["in_prompt"]
+
+
+def _shift(rows: mx.array, spans: Sequence[Span], count: int) -> mx.array:
+    """Return `count` rows of each sequence from spans[b][0] on; those beyond the span stand for nothing."""
+    if len(spans) == 1:
+        return rows[..., spans[0][0] : spans[0][0] + count, :]
+    return _take(rows, mx.array([first for first, _ in spans])[:, None] + mx.arange(count))
+
+
+def _take(rows: mx.array, places: mx.array) -> mx.array:
+    """Return the rows places[b] of every head of sequence b; places beyond the array are read as its last row."""
+    places = mx.minimum(places, rows.shape[2] - 1)
+    return mx.take_along_axis(rows, places[:, None, :, None], axis=2)
