@@ -3,7 +3,6 @@
 import concurrent.futures
 import importlib.util
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
