@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from mlx_kv import attention
-from mlx_kv_fused_attention import attend
 from mlx_kv_kernels import source
 from mlx_kv_kernels.testing import Leg, legs
 from mlx_kv_rvq import Rvq, RvqStore
+
+attend = pytest.importorskip("mlx_kv_fused_attention", reason="fused attention reads the rows").attend
 
 CHECKED = Leg("emulator", (("mode", "check"), ("order", 0)))
 # Half types round the rotated query and, in tiles, the folded one, the levels and the probabilities; the output twice.
