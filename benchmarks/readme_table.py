@@ -67,7 +67,7 @@ def perplexities(file: dict[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
         yield (
             same(result["method"]),
             {
-                "bytes per token": f"{result['bytes_held'] / file['tokens']:,.0f}",
+                "bytes per token": f"{result['bytes_held'] / (file['tokens'] - 1):,.0f}",  # the last is predicted alone
                 "fp16 / held": f"{result['fp16_bytes'] / result['bytes_held']:.1f}",
                 "perplexity": f"{result['ratio']:.3f}",
             },

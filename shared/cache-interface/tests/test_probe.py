@@ -9,6 +9,7 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_kv import Geometry, UnsupportedModelError, install, make_prompt_cache, memory_report
 from mlx_kv.probe import probe
 from mlx_kv.testing import tiny_model
+from mlx_kv.testing.generation import greedy, random_prompt
 
 THROUGH = "its attention does not go through mlx-lm's scaled_dot_product_attention"
 CHANGES = "the model changes keys or values after the cache returned them"
@@ -16,6 +17,7 @@ SHARES = "it shares keys and values with another layer"
 RING = "it uses a RotatingKVCache, which stays as it is"
 STATE = "it uses a ArraysCache, which stays as it is"
 YES = None
+LAYERS = ["full_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,23 @@ def test_models_without_such_a_layer_are_refused(name, reason):
     with pytest.raises(UnsupportedModelError) as caught:
         make_prompt_cache(tiny_model(name), "dense")
     assert str(caught.value) == f"[mlx_kv] no layer of mlx_lm.models.{name} can be compressed: layers 0-1: {reason}"
+
+
+def test_a_layer_whose_keys_another_uses_without_a_cache():
+    """Layers 2 and 3 have no cache of their own: they attend to what layers 0 and 1 were given back by theirs."""
+    model = tiny_model("gemma4_text", num_kv_shared_layers=2)
+    with pytest.raises(UnsupportedModelError, match=SHARES):
+        make_prompt_cache(model, "dense")
+
+
+def test_the_layers_that_nobody_else_uses_are_compressed():
+    model = tiny_model("gemma4_text", num_hidden_layers=5, num_kv_shared_layers=1, layer_types=LAYERS)
+    cache = make_prompt_cache(model, "dense")
+    assert [layer.reason for layer in memory_report(cache).layers] == [YES, RING, SHARES, RING]
+    prompt = random_prompt(0, 100)
+    assert greedy(model, prompt, cache, 20) == greedy(model, prompt, model.make_cache(), 20)
+    with pytest.raises(UnsupportedModelError, match="shares keys and values"):
+        make_prompt_cache(model, "snapkv(budget=64)")
 
 
 def test_the_shape_is_what_the_layer_calls_with():

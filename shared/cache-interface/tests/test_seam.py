@@ -8,7 +8,7 @@ from mlx_lm.generate import generate_step, maybe_quantize_kv_cache
 from mlx_lm.models import base, llama
 from mlx_lm.models import cache as mlx_lm_cache
 
-from mlx_kv import install, make_prompt_cache
+from mlx_kv import UnsupportedModelError, install, make_prompt_cache
 from mlx_kv.seam import connect
 from mlx_kv.testing import tiny_model
 from mlx_kv.testing.generation import greedy, random_prompt
@@ -99,7 +99,58 @@ def test_a_refused_trim_changes_no_layer():
     connect()
     cache = make_prompt_cache(tiny_model("llama"), "dense", skip_layers=[0])
     greedy(tiny_model("llama"), random_prompt(0, 20), cache, 2)
-    cache[1].store.can_truncate = lambda n: False
-    with pytest.raises(ValueError, match="take back at most"):
+    cache[1].store.can_truncate = lambda n: n == 0
+    with pytest.raises(ValueError, match="take back at most 0 tokens, got 3"):
         mlx_lm_cache.trim_prompt_cache(cache, 3)
     assert [layer.offset for layer in cache] == [22, 22]
+
+
+def test_installs_are_undone_in_the_reverse_order():
+    model = tiny_model("llama")
+    first, second = install(model, "dense"), install(model, "dense")
+    with pytest.raises(RuntimeError, match="the last install to be undone first"):
+        first()
+    second()
+    first()
+    with pytest.raises(RuntimeError, match="and once"):
+        first()
+    assert len(mlx_lm_cache.make_prompt_cache(model)) == 2
+
+
+@pytest.mark.parametrize("skipped", [[0.5], [2], [-3], ["a"], [True]])
+def test_layers_to_skip_are_indices(skipped):
+    with pytest.raises(ValueError, match=r"\[mlx_kv\] expected skip_layers between -2 and 1"):
+        make_prompt_cache(tiny_model("llama"), "dense", skip_layers=skipped)
+
+
+def test_skipping_every_layer_is_refused():
+    with pytest.raises(UnsupportedModelError, match="a layer to compress"):
+        make_prompt_cache(tiny_model("llama"), "dense", skip_layers=[0, 1])
+
+
+@pytest.mark.parametrize(("keys", "values"), [((1, 2, 3), (1, 2, 5)), ((1, 2, 3), (1, 1, 3)), ((2, 2, 3), (2, 2, 3))])
+def test_rows_that_do_not_fit_together_change_nothing(keys, values):
+    cache = make_prompt_cache(tiny_model("llama"), "dense")[0]
+    cache.update_and_fetch(mx.zeros((1, 2, 4, 64)), mx.zeros((1, 2, 4, 64)))
+    with pytest.raises(ValueError, match=r"\[mlx_kv\] expected keys and values of 1 sequences"):
+        cache.update_and_fetch(mx.zeros((*keys, 64)), mx.zeros((*values, 64)))
+    assert cache.offset == 4
+    assert cache.store.lengths == [4]
+
+
+def test_a_batch_grows_by_its_own_kind_alone():
+    model = tiny_model("llama")
+    dense, other = make_prompt_cache(model, "dense"), make_prompt_cache(model, "dense")
+    for cache in (dense, other):
+        greedy(model, random_prompt(0, 20), cache, 2)
+    batch = type(dense[0]).merge([dense[0]])
+    with pytest.raises(ValueError, match="one model, method and layer"):
+        batch.extend(type(dense[0]).merge([other[1]]))
+    assert batch.store.lengths == [22]
+
+
+def test_no_tokens_are_taken_back_twice_or_given():
+    cache = make_prompt_cache(tiny_model("llama"), "dense")[0]
+    cache.update_and_fetch(mx.zeros((1, 2, 4, 64)), mx.zeros((1, 2, 4, 64)))
+    with pytest.raises(ValueError, match="take back at most 0 tokens, got -1"):
+        cache.trim(-1)

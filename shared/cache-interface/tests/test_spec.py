@@ -32,6 +32,7 @@ def test_equal_specs_have_one_text(text):
         ("3", r"\[mlx_kv\] expected name\(key=value, ...\), got '3'"),
         ("nothing", r"\[mlx_kv\] no method 'nothing' is installed; installed are .*dense.*keep_all"),
         ("dense(bits=2)", r"\[dense\] expected options among none, got 'bits'"),
+        ("toy(bits=2, bits=4)", r"\[toy\] expected each option once, got 'toy\(bits=2, bits=4\)'"),
         ("toy(bit=2)", r"\[toy\] expected options among bits, mode, got 'bit'"),
         ("toy(bits=open('x'))", r"\[mlx_kv\] expected a literal or a word, got \"open\('x'\)\""),
         ("toy(bits='two')", r"\[toy\] .*'<' not supported.*, got \"toy\(bits='two'\)\""),

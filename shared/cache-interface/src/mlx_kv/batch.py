@@ -40,9 +40,8 @@ class BatchProtocol:
             ValueError: if they are of different methods or layers.
         """
         first = caches[0]
+        first._check_same(caches)
         for cache in caches:
-            if cache.origin != first.origin:
-                raise ValueError("[mlx_kv] expected caches of one model, method and layer to merge, got different ones")
             cache.store.settle()
         batch = first._around(first.policy.fresh(), first.store.fresh())
         for cache in caches:
@@ -92,7 +91,12 @@ class BatchProtocol:
         self._due = None if self._due is None else [self._due[b] for b in kept]
 
     def extend(self, other: Self) -> None:
-        """Append another batch's sequences."""
+        """Append another batch's sequences.
+
+        Raises:
+            ValueError: if it is of another method or layer.
+        """
+        self._check_same([other])
         self.store.settle()
         other.store.settle()
         self.policy.extend(other.policy)
@@ -107,6 +111,10 @@ class BatchProtocol:
         single = self._around(self.policy.select([index]), self.store.select([index]))
         single._width = self._width - (self._left[index] if self._left is not None else 0)
         return single
+
+    def _check_same(self, others: Sequence[Self]) -> None:
+        if any(other.origin != self.origin for other in others):
+            raise ValueError("[mlx_kv] expected caches of one model, method and layer in a batch, got different ones")
 
     def _real(self, batch: int, chunk: int) -> list[Span]:
         """Return the span of real tokens of the next chunk in each sequence."""

@@ -73,6 +73,12 @@ class CompressedKVCache(BatchProtocol, SeamCache):
     ) -> tuple[mx.array, mx.array]:
         """Append a chunk; what is returned has an uncompressed cache's shape but no values, for `attend` alone."""
         batch, heads, chunk, width = keys.shape
+        present = len(self.store.lengths) or batch
+        if keys.shape[:3] != values.shape[:3] or batch != present:
+            raise ValueError(
+                f"[mlx_kv] expected keys and values of {present} sequences, with as many heads and rows each, got "
+                f"{list(keys.shape)} and {list(values.shape)}"
+            )
         self._spans = self._real(batch, chunk)
         self.store.append(keys, values, self._spans)
         self._advance(chunk, self._spans)
@@ -203,11 +209,13 @@ class CompressedKVCache(BatchProtocol, SeamCache):
         """Take back the newest `n` tokens, exactly.
 
         Raises:
-            ValueError: if the store cannot: its `rollback` is smaller.
+            ValueError: if the store cannot: its `rollback` is smaller, or some of it has been taken back already.
         """
         n = min(n, self._width)
-        if self.policy.evicts or not self.store.can_truncate(n):
-            raise ValueError(f"[mlx_kv] expected to take back at most {self.rollback} tokens, got {n}")
+        if n < 0 or self.policy.evicts or not self.store.can_truncate(n):
+            possible = [] if self.policy.evicts else [m for m in range(max(n, 0) + 1) if self.store.can_truncate(m)]
+            most = max(possible, default=0)
+            raise ValueError(f"[mlx_kv] expected to take back at most {most} tokens, got {n}")
         self.store.truncate(n)
         self._width -= n
         return n

@@ -31,6 +31,8 @@ class CachePlan:
         layers = probe(model, caches)
         self.model_fingerprint = fingerprint(model)
         chosen = [Layer(None, "skipped on request") if i in skipped else layer for i, layer in enumerate(layers)]
+        if all(layer.geometry is None for layer in chosen):
+            raise UnsupportedModelError("[mlx_kv] expected skip_layers to leave a layer to compress, got them all")
         self.layers = _placed(chosen, self.model_fingerprint)
         fresh = self()  # a method that does not fit a layer says so now
         if any(layer.shares for layer in layers) and any(_evicts(cache) for cache in fresh):
@@ -83,13 +85,15 @@ def install(model: Any, spec: str, skip_layers: Sequence[int] = ()) -> Callable[
     Arguments and errors are those of `make_prompt_cache`.
 
     Returns:
-        A function that undoes it.
+        A function that undoes it; it raises RuntimeError if a later install has not been undone before.
     """
     plan = CachePlan(model, spec, skip_layers)
     before = cast("dict[str, Any]", vars(model)).get("make_cache")
     object.__setattr__(model, "make_cache", plan)
 
     def undo() -> None:
+        if vars(model).get("make_cache") is not plan:
+            raise RuntimeError("[mlx_kv] expected the last install to be undone first, and once")
         object.__delattr__(model, "make_cache")
         if before is not None:
             object.__setattr__(model, "make_cache", before)
@@ -121,10 +125,11 @@ def _placed(layers: list[Layer], model: str) -> list[Layer]:
 
 
 def _positive(skip_layers: Sequence[int], count: int) -> set[int]:
-    for index in skip_layers:
-        if not -count <= index < count:
-            raise ValueError(f"[mlx_kv] expected skip_layers between {-count} and {count - 1}, got {index}")
-    return {index % count for index in skip_layers}
+    indices: list[Any] = list(skip_layers)
+    for index in indices:
+        if type(index) is not int or not -count <= index < count:
+            raise ValueError(f"[mlx_kv] expected skip_layers between {-count} and {count - 1}, got {index!r}")
+    return {index % count for index in indices}
 
 
 def _evicts(cache: Any) -> bool:

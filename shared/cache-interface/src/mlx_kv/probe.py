@@ -10,7 +10,7 @@ from mlx_lm.models.cache import KVCache
 
 from .attention import Mask
 from .errors import UnsupportedModelError
-from .seam import SeamCache, connect
+from .seam import SeamCache, connect, observing
 from .store import Geometry
 
 NO_SEAM = "its attention does not go through mlx-lm's scaled_dot_product_attention"
@@ -35,6 +35,15 @@ class _Watch:
     owners: dict[int, _Recorder] = field(default_factory=dict["int", "_Recorder"])  # by id of a returned array
     returned: list[mx.array] = field(default_factory=list["mx.array"])  # kept alive, so that an id stays unique
     masks: list[mx.array] = field(default_factory=list["mx.array"])  # plain causal masks that recording caches made
+
+    def share(self, *used: mx.array, by: _Recorder | None = None) -> None:
+        """Note arrays that are used by another layer than the one whose cache returned them."""
+        for array in used:
+            owner = self.owners.get(id(array), by)
+            if owner is not None and owner is not by:
+                owner.shares = True
+                if by is not None:
+                    by.shares = True
 
 
 class _Recorder(SeamCache):
@@ -80,10 +89,7 @@ class _Recorder(SeamCache):
         mask: Mask,
         sinks: mx.array | None = None,
     ) -> mx.array:
-        for array in (keys, values):
-            owner = self.watch.owners.get(id(array), self)
-            if owner is not self:
-                owner.shares = self.shares = True
+        self.watch.share(keys, values, by=self)
         if self.pending is None:
             self.problem = self.problem or "it attends without appending to its cache"
         elif keys is not self.pending[0] or values is not self.pending[1]:
@@ -114,7 +120,8 @@ def probe(model: Any, caches: list[Any]) -> list[Layer]:
     watched = [_Recorder(watch) if type(cache) is KVCache else cache for cache in caches]
     for tokens in ([[0, 0, 0]], [[0]]):
         try:
-            model(mx.array(tokens), cache=watched)
+            with observing(watch.share):  # a layer may use another's keys and values without any cache
+                model(mx.array(tokens), cache=watched)
         except Exception as error:  # whatever a model raises, the user must hear that it is the model's
             raise UnsupportedModelError(
                 f"[mlx_kv] the model's forward pass failed while it was being probed: {error!r}"

@@ -9,13 +9,28 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from importlib import import_module
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models import base, cache
+
+Observer = Callable[[mx.array, mx.array], None]
+_observer: ContextVar[Observer | None] = ContextVar("_observer", default=None)
+
+
+@contextmanager
+def observing(observer: Observer) -> Generator[None]:
+    """While the block runs, in this thread, tell `observer` the keys and values that other caches' attention reads."""
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
 
 
 class SeamCache(ABC):
@@ -73,6 +88,8 @@ def _attention(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     ) -> mx.array:
         if isinstance(cache, SeamCache):
             return cache.attend(queries, keys, values, scale, mask, sinks)
+        if observer := _observer.get():
+            observer(keys, values)
         return original(queries, keys, values, cache, scale=scale, mask=mask, sinks=sinks)
 
     return _mark(scaled_dot_product_attention, original)

@@ -70,6 +70,8 @@ def _config(node: ast.expr, text: str) -> tuple[str, Method]:
     name = call.func.id
     method = load_method(name)
     options = {str(keyword.arg): _value(keyword.value, text) for keyword in call.keywords}
+    if len(options) < len(call.keywords):
+        raise SpecError(f"[{name}] expected each option once, got {ast.unparse(node)!r}")
     known = [field.name for field in dataclasses.fields(cast("Any", method))]
     for option in options:
         if option not in known:
