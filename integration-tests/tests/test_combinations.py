@@ -9,16 +9,11 @@ from mlx_kv.testing.driving import contents, feed, new_cache, new_store, random_
 
 pytestmark = pytest.mark.needs("kivi")
 
-COMBINATIONS = [
-    pytest.param("snapkv(budget=100)+kivi(residual=32)", marks=pytest.mark.needs("snapkv")),
-    pytest.param("pyramidkv(budget=100, every_chunk=True)+kivi(residual=32)", marks=pytest.mark.needs("pyramidkv")),
-]
 
-
-@pytest.mark.parametrize("spec", COMBINATIONS)
+@pytest.mark.needs("pyramidkv")
 @pytest.mark.parametrize("check", CHECKS, ids=check_name)
-def test_conformance(check, spec):
-    check(spec)
+def test_conformance(check):
+    check("pyramidkv(budget=100, every_chunk=True)+kivi(residual=32)")
 
 
 @pytest.mark.needs("snapkv")

@@ -1,7 +1,5 @@
 """KIVI's kernels on every backend that runs here: the reference's bits, and a float64 oracle's."""
 
-from itertools import product
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -20,10 +18,16 @@ from mlx_kv_kivi import (
     quantize_values,
 )
 
-DTYPES = [mx.float32, mx.float16, mx.bfloat16]
-BITS = [2, 3, 4, 8]
-# Every dtype with every width, and every width with every group size of a store.
-VARIANTS = [(dtype, bits, [32, 64, 128][index % 3]) for index, (dtype, bits) in enumerate(product(DTYPES, BITS))]
+# Every dtype, every width and every group size of a store, in few combinations, since each is compiled.
+VARIANTS = [
+    (mx.float32, 2, 32),
+    (mx.float32, 3, 64),
+    (mx.float32, 4, 128),
+    (mx.float16, 2, 64),
+    (mx.float16, 8, 32),
+    (mx.bfloat16, 2, 128),
+    (mx.bfloat16, 4, 32),
+]
 # The group size that only the functions take.
 RARE = [(mx.float16, 2, 256)]
 CHECK = Leg("emulator", (("mode", "check"), ("order", 0)))
@@ -276,7 +280,7 @@ def test_fewer_words_than_metal_keeps_in_device_memory():
 # ---- cost
 
 
-@pytest.mark.parametrize("variant", [VARIANTS[8], VARIANTS[1], VARIANTS[7]], ids=name_of)
+@pytest.mark.parametrize("variant", [VARIANTS[5], VARIANTS[1], VARIANTS[4]], ids=name_of)
 @pytest.mark.parametrize("side", ["keys", "values"])
 @pytest.mark.parametrize("shape", [(1, 2, 128, 128), (2, 1, 384, 384)], ids=str)
 def test_every_byte_moves_once(emulated, side, variant, shape):

@@ -100,12 +100,11 @@ def test_successes_are_counted_per_cell_with_a_fresh_cache_each(monkeypatch):
     assert steps == [(done, 12) for done in range(1, 13)]
 
 
-@pytest.mark.parametrize("filler", FILLERS)
-def test_smollm2_finds_a_key(smollm2, filler):
+def test_smollm2_finds_a_key(smollm2):
     def full():
         return lm.full_cache(smollm2.model)
 
     result = passkey.passkey(
-        smollm2.model, smollm2.tokenizer, full, filler=filler, lengths=(300,), depths=(0.5,), seeds=range(2)
+        smollm2.model, smollm2.tokenizer, full, filler="documentation", lengths=(300,), depths=(0.5,), seeds=range(1)
     )
-    assert result.successes == 2
+    assert result.successes == 1

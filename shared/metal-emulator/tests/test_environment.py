@@ -238,7 +238,7 @@ using namespace metal;
 
 @pytest.mark.parametrize("processor", ["aarch64", "x86_64"])
 def test_kernels_build_for_macos(tmp_path, processor):
-    """Both modes compile, and zig links them; nothing here can load the result."""
+    """Both modes compile; nothing here can load the result."""
     zig = Path(importlib.util.find_spec("ziglang").origin).parent / "zig"
     text = to_cpp(KERNEL)
     text += entry_point("k", kernel_parameters(text, "k"))[0]
@@ -249,8 +249,5 @@ def test_kernels_build_for_macos(tmp_path, processor):
     subprocess.run([*front, *build.CHECKS, "-S", "-emit-llvm", "-o", tmp_path / "k.ll"], check=True)
     (tmp_path / "k.ll").write_text(instrument((tmp_path / "k.ll").read_text()))
     subprocess.run([*clang, "-x", "ir", "-O0", "-c", tmp_path / "k.ll", "-o", tmp_path / "check.o"], check=True)
-    if processor == "aarch64":  # one of the two, since zig makes its libraries first
-        for name in ("run", "check"):
-            link = [zig, "cc", "-target", f"{processor}-macos", "-dynamiclib", "-undefined", "dynamic_lookup"]
-            subprocess.run([*link, tmp_path / f"{name}.o", "-o", tmp_path / f"{name}.dylib"], check=True)
-            assert b"_msl_entry" in (tmp_path / f"{name}.dylib").read_bytes()
+    for name in ("run", "check"):
+        assert b"_msl_entry" in (tmp_path / f"{name}.o").read_bytes()
