@@ -1,12 +1,15 @@
 """Generations through mlx-lm's own functions: what they share, and what is refused."""
 
+import pydoc_data.topics
+
 import mlx.core as mx
 import pytest
-from mlx_lm.generate import generate_step
+from mlx_lm.generate import batch_generate, generate_step
 from mlx_lm.models.cache import KVCache
 from mlx_lm.models.cache import make_prompt_cache as own_prompt_cache
 
 from mlx_kv import CompressedKVCache, install, make_prompt_cache
+from mlx_kv.testing.generation import greedy, installed
 from mlx_kv.testing.models import tiny_model
 
 pytestmark = pytest.mark.needs("kivi")
@@ -24,6 +27,22 @@ def test_two_generations_share_nothing():
     first, second = make_prompt_cache(model, "kivi(residual=32)"), make_prompt_cache(model, "kivi(residual=32)")
     tokens(model, first, mx.random.randint(0, 96, (150,), key=mx.random.key(4)))
     assert tokens(model, second) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["dense", "kivi(residual=32)"])
+def test_a_batch_of_real_texts_gives_every_row_its_own_tokens(smollm2, spec):
+    """Texts of very different lengths, answers of different lengths."""
+    model = smollm2.model
+    text = smollm2.tokenizer.encode(pydoc_data.topics.topics["typesseq"])
+    prompts, counts = [text[:350], text[400:407], text[500:590]], [4, 10, 7]
+    alone = [
+        greedy(model, prompt, make_prompt_cache(model, spec), n) for prompt, n in zip(prompts, counts, strict=True)
+    ]
+    with installed(model, spec):
+        answer = batch_generate(model, smollm2.tokenizer, prompts, max_tokens=counts, return_token_ids=True)
+    assert answer.token_ids == alone
+    assert len({token for tokens in alone for token in tokens}) > 8
 
 
 def test_offset_counts_tokens_seen():
