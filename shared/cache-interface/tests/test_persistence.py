@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from mlx_lm.models.cache import make_prompt_cache as make_own_cache
 
 from mlx_kv import CacheFileError, Dense, load_prompt_cache, make_prompt_cache, persistence, save_prompt_cache
+from mlx_kv.identity import fingerprint
 from mlx_kv.testing import tiny_model
 from mlx_kv.testing.generation import greedy, random_prompt
 
@@ -133,3 +134,11 @@ def test_reasons_and_metadata_come_back(model, tmp_path):
     assert loaded[1].uncompressed_reason == "skipped on request"
     file.unlink()  # nothing may still read from it
     assert greedy(model, [5], loaded, 20) == greedy(model, [5], cache, 20)
+
+
+def test_a_model_is_told_by_values_from_all_over_its_parameters():
+    model, other = tiny_model("llama"), tiny_model("llama")
+    projection = other.model.layers[1].self_attn.k_proj
+    assert fingerprint(model) == fingerprint(other)
+    projection.weight = mx.concatenate([projection.weight[:1], -projection.weight[1:]])
+    assert fingerprint(model) != fingerprint(other)
