@@ -31,7 +31,9 @@ def window_scores(
     for first in range(0, window, size):
         # Not before the tile before is done with.
         tile = cast("mx.array", mx.depends(queries[:, :, first : first + size], total))
-        total = total + _column_sums(tile, keys, rows - window + first, scale, sinks, bias)
+        seen = rows - window + first + tile.shape[2]  # by its last query
+        seen_bias = None if bias is None else bias[..., :seen]
+        total[..., :seen] += _column_sums(tile, keys[:, :, :seen], rows - window + first, scale, sinks, seen_bias)
     return total.reshape(batch, kv_heads, -1, rows).mean(axis=2)
 
 
