@@ -4,7 +4,8 @@
 
 Llama-3.1-8B's configuration with random bfloat16 weights made on the device; caches are filled with random rows rather
 than by a prompt. A step is one token of `mlx_lm.generate_step`. The ceiling is the fp16 step with attention's share
-replaced by the time that reading KIVI's bytes takes at copy bandwidth: no cache of that size can be read faster.
+replaced by the time that reading KIVI's bytes takes at copy bandwidth: no cache of that size can be read faster. At the
+end, steps after a prompt that SnapKV has cut.
 """
 
 from __future__ import annotations
@@ -135,15 +136,46 @@ def measure(model, rows, bandwidth, steps):
     }
 
 
+def after_snapkv(model, rows, budget, steps):
+    """Steps after a prompt of which SnapKV keeps `budget` rows, beside caches that hold all rows, or so few."""
+    spec = f"snapkv(budget={budget})"
+    kept = mlx_kv.make_prompt_cache(model, spec)
+    tokens = mx.random.randint(0, LLAMA_8B["vocab_size"], (1, rows))
+    for first in range(0, rows, 2048):
+        mx.eval(model(tokens[:, first : first + 2048], kept)[:, -1])
+    milliseconds = {"snapkv": milliseconds_per_step(model, kept, steps)}
+    held = sum(one.nbytes for one in kept)
+    del kept
+    mx.clear_cache()
+    for name, count in (("fp16", rows), ("fp16_of_as_many_rows", budget)):
+        cache = fill([KVCache() for _ in model.layers], count)
+        milliseconds[name] = milliseconds_per_step(model, cache, steps)
+        del cache
+        mx.clear_cache()
+    gain = milliseconds["fp16"] - milliseconds["fp16_of_as_many_rows"]
+    return {
+        "spec": spec,
+        "prompt_rows": rows,
+        "milliseconds": milliseconds,
+        "bytes_held": held,
+        "share_of_as_many_rows_gain": (milliseconds["fp16"] - milliseconds["snapkv"]) / gain if gain > 0 else None,
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output", type=Path)
     parser.add_argument("--rows", type=int, nargs="+", default=[2048, 8192, 32768, 131072])
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--snapkv", type=int, nargs=2, default=[32768, 1024], help="rows of the prompt, and rows kept")
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--commit", help="default: what git says")
     arguments = parser.parse_args()
     model, bandwidth = make_model(arguments.layers), copy_bandwidth()
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    commit = arguments.commit
+    if commit is None:
+        git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
     results = {
         "device": str(mx.device_info().get("device_name")),
         "mlx": mx.__version__,
@@ -157,8 +189,15 @@ def main():
     for rows in arguments.rows:
         results["cases"].append(measure(model, rows, bandwidth, arguments.steps))
         print(json.dumps(results["cases"][-1]), flush=True)
-    if arguments.output:
-        arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+        write(arguments.output, results)
+    results["after_snapkv"] = after_snapkv(model, *arguments.snapkv, arguments.steps)
+    print(json.dumps(results["after_snapkv"]), flush=True)
+    write(arguments.output, results)
+
+
+def write(output, results):
+    if output:
+        output.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -47,9 +47,8 @@ def test_no_query_head_reads_rows_again(tools, emulated):
 
 MUTANTS = {
     "attend_tiles": [
-        Mutant("split < row_splits) {\n        const", "split <= row_splits) {\n        const"),
-        Mutant("count = row_count - (tiles_end - tiles_begin)", "count = row_count"),
-        Mutant("int(count * (part + 1) / parts)", "int(count * (part + 1) / parts) - 1"),
+        Mutant("split < row_splits) {\n        attend", "split <= row_splits) {\n        attend"),
+        Mutant("splits * SIMDGROUPS,\n            tiles_begin", "splits,\n            tiles_begin"),
         Mutant("before + int(groups * (part + 1) / parts)", "before + int(groups * part / parts) + 1"),
         Mutant("before = tiles_begin / TILE_ROWS", "before = 0"),
         Mutant("largest = simd_max(largest);", ""),
@@ -65,7 +64,8 @@ MUTANTS = {
         Mutant("* 2 * Shape::KEY_RUN + row % 2 * Shape::KEY_RUN; }", "* 2 * Shape::KEY_RUN; }"),
         Mutant("x += simd_shuffle_xor(x, 4);", "x += simd_shuffle_xor(x, 8);"),
         Mutant("minimum1[s] *= scale1;", "minimum1[s] *= scale0;"),
-        Mutant("values.words(row + place.quad + 4)", "values.words(row + place.quad)"),
+        Mutant("words.words(row + 4)", "words.words(row)"),
+        Mutant("scales = scales.from(rows);", ""),
     ],
     "tiles.metal": [
         Mutant("const float unit = power_of_two(row_max(largest))", "const float unit = power_of_two(largest)"),
@@ -86,10 +86,13 @@ MUTANTS = {
             "value_words[j][1].unit(b, i) | value_words[j][0].unit(b, i) << 16",
         ),
         Mutant("n * Shape::SPAN + place.copy0 == own_group", "place.copy0 == 0"),
-        Mutant("            row = next;", ""),
+        Mutant("            row += ROWS;", ""),
+        Mutant("            tile_keys = next_keys;", ""),
         Mutant("probability[Shape::set_of(b, n)][1]", "probability[Shape::set_of(b, n)][0]"),
     ],
     "rows.metal": [
+        Mutant("count = row_count - (tiles_end - tiles_begin)", "count = row_count"),
+        Mutant("steps * (part + 1) / parts) * STEP, count", "steps * (part + 1) / parts) * STEP - 1, count"),
         Mutant("metal::min(step + i, last - 1)", "metal::min(step + i, last)"),
         Mutant("outside < tiles_begin ? outside", "outside <= tiles_begin ? outside"),
         Mutant("outside + tiles_end - tiles_begin", "outside + tiles_end"),

@@ -92,7 +92,7 @@ def test_a_codebook_layout(tools, source, dtype):
         value_bits=4,
         group_size=dim,
     )
-    layout = Layout(format, [*arrays, mx.array(codebook)], [rows], [(rows,)], lambda: None, [(0, 128)])
+    layout = Layout(format, (*arrays, mx.array(codebook)), (rows,), ((rows,),), lambda: None, ((0, 128),))
     queries = tools.queries(1, 2 * heads, dim, dtype)
 
     keys, values = sides

@@ -38,12 +38,13 @@ def main() -> None:
     parser.add_argument("--decode-rows", type=int, nargs="+", default=[16384, 65536, 262144], help="rows to attend to")
     parser.add_argument("--rounds", type=int, default=15, help="measurements of which the median is taken")
     parser.add_argument("--backend", default="auto")
+    parser.add_argument("--commit", default=None, help="default: what git says")
     parser.add_argument("--quick", action="store_true", help="few rows and rounds, to see that it runs")
     options = parser.parse_args()
     if options.quick:
         options.rows, options.decode_rows, options.rounds = 256, [512], 1
     backend = resolve_backend(options.backend)
-    report: dict[str, Any] = {"about": about(), "backend": backend, "dtype": "bfloat16"}
+    report: dict[str, Any] = {"about": about(options.commit), "backend": backend, "dtype": "bfloat16"}
     inputs = [rows_of(options.rows, i) for i in range(COPIES)]
     seconds = stream(mx.compile(lambda x: -x), inputs, options.rounds)
     report["copy_bytes_per_second"] = 2 * inputs[0].nbytes / seconds
@@ -57,15 +58,17 @@ def main() -> None:
     print(json.dumps(report, indent=1))
 
 
-def about() -> dict[str, Any]:
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+def about(commit: str | None) -> dict[str, Any]:
+    if commit is None:
+        git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
     return {
         "device": {name: value for name, value in mx.device_info().items() if isinstance(value, str | int)},
         "system": platform.platform(),
         "python": platform.python_version(),
         "mlx": version("mlx"),
         "mlx-kv-rvq": version("mlx-kv-rvq"),
-        "commit": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown",
+        "commit": commit,
     }
 
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from mlx_kv.layout import Layout
+from mlx_kv.layout import Format, Layout
+from mlx_kv.rows import Span
 from mlx_kv_kernels import resolve_backend
+from mlx_kv_kernels.kernel import CONSTANT_BELOW
 
 from . import reference
 from .merge import launch_merge
-from .plan import Plan, places_of, plan, refusal, splits_of, tiles_of
+from .plan import Plan, plan, refusal, splits_of
 from .splits import SIMDGROUPS
 
 if TYPE_CHECKING:
@@ -72,15 +74,36 @@ def attend(
     if backend == "reference":
         full = reference.attend(queries, *layout.dense(), layout.rows, scale, sinks)
         return Attention(*full) if logits else full[0]
-    query_heads = queries.shape[1]
-    of_layout = plan(layout.format, query_heads, scale, logits, backend)
-    tiles = tiles_of(layout, of_layout.tiled)
-    chosen = splits_of(layout, of_layout, tiles, splits)
-    logit_rows = max(layout.rows) if logits else 0
-    launch = _launcher(of_layout, len(layout.rows), query_heads, chosen.rows + chosen.tiles, logit_rows, backend)
-    places = places_of(layout, tiles, logit_rows, chosen.rows)
+    launch, places = _prepare(
+        layout.format, layout.rows, layout.tiles, layout.places, queries.shape[1], scale, logits, splits, backend
+    )
     outputs = launch(queries, places, *layout.arrays, *(() if sinks is None else (sinks,)))
     return Attention(*outputs) if logits else outputs[0]
+
+
+@lru_cache(64)  # the layers of a model usually agree, and what is worked out for one serves all
+def _prepare(
+    format: Format,
+    rows: tuple[int, ...],
+    tiles: tuple[Span, ...],
+    places: tuple[tuple[int, ...], ...],
+    query_heads: int,
+    scale: float,
+    logits: bool,
+    splits: int | None,
+    backend: str,
+) -> tuple[Callable[..., list[mx.array]], mx.array]:
+    """Return the launches, and the numbers of every sequence as sequence.metal reads them."""
+    of_layout = plan(format, query_heads, scale, logits, backend)
+    tiles = tiles if of_layout.tiled else ((0, 0),) * len(rows)
+    chosen = splits_of(format, rows, tiles, of_layout.threadgroups_per_core, splits)
+    logit_rows = max(rows) if logits else 0
+    launch = _launcher(of_layout, len(rows), query_heads, chosen.rows + chosen.tiles, logit_rows, backend)
+    numbers: list[int] = []
+    for count, tile, place in zip(rows, tiles, places, strict=True):
+        numbers += (count, *tile, logit_rows, chosen.rows, *place)
+    padding = [0] * (CONSTANT_BELOW - len(numbers))  # fewer numbers would be in another address space
+    return launch, mx.array([*numbers, *padding], dtype=mx.int32)
 
 
 @lru_cache(1024)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from .splits import SIMDGROUPS, Splits, choose_splits
 
 if TYPE_CHECKING:
     from mlx_kv.layout import Format, Layout
+    from mlx_kv.rows import Span
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 LARGEST_GROUP = 16
@@ -106,28 +108,11 @@ def _in_tiles(format: Format, group: int) -> bool:
     )
 
 
-def tiles_of(layout: Layout, tiled: bool) -> tuple[tuple[int, int], ...]:
-    """Return the rows of each sequence that are read in tiles."""
-    return tuple(layout.tiles) if tiled else ((0, 0),) * len(layout.rows)
-
-
-def splits_of(layout: Layout, of_layout: Plan, tiles: tuple[tuple[int, int], ...], fixed: int | None) -> Splits:
-    """Choose the splits of a layout."""
-    outside = max(n - (last - first) for n, (first, last) in zip(layout.rows, tiles, strict=True))
+def splits_of(
+    format: Format, rows: Sequence[int], tiles: Sequence[Span], threadgroups_per_core: int, fixed: int | None
+) -> Splits:
+    """Choose the splits of a layout, of whose sequences the rows tiles[b] are read in tiles."""
+    outside = max(n - (last - first) for n, (first, last) in zip(rows, tiles, strict=True))
     tile_rows = max(last - first for first, last in tiles)
-    heads = layout.format.kv_heads * len(layout.rows)
-    return choose_splits(outside, tile_rows, layout.format.tile_rows, heads, of_layout.threadgroups_per_core, fixed)
-
-
-def places_of(layout: Layout, tiles: tuple[tuple[int, int], ...], logit_rows: int, row_splits: int) -> mx.array:
-    """Return the numbers of every sequence, as sequence.metal reads them."""
-    numbers: list[int] = []
-    for rows, (first, last), place in zip(layout.rows, tiles, layout.places, strict=True):
-        numbers += (rows, first, last, logit_rows, row_splits, *place)
-    return _array(tuple(numbers))
-
-
-@lru_cache(64)  # the layers of a model usually agree
-def _array(numbers: tuple[int, ...]) -> mx.array:
-    padding = [0] * (8 - len(numbers))  # fewer than 8 numbers would be in another address space
-    return mx.array([*numbers, *padding], dtype=mx.int32)
+    heads = format.kv_heads * len(rows)
+    return choose_splits(outside, tile_rows, format.tile_rows, heads, threadgroups_per_core, fixed)

@@ -28,13 +28,14 @@ def describe(store: KiviStore) -> Layout | None:
     # Both sides are packed from the first group that holds no exact row to the last whole group of values.
     size = config.group_size
     first = -(-config.sinks // size) * size
+    dtype = keys_tail.dtype
     return Layout(
-        kivi_format(config, kv_heads, key_dim, values_tail.shape[2], keys_tail.dtype),
-        [*_arrays(keys, keys_tail.dtype), *_arrays(values, keys_tail.dtype)],
-        rows,
-        [_place(keys, b, n) + _place(values, b, n) for b, n in enumerate(rows)],
+        kivi_format(config, kv_heads, key_dim, values_tail.shape[2], dtype),
+        _arrays(keys, dtype) + _arrays(values, dtype),
+        tuple(rows),
+        tuple([_place(keys, b, n) + _place(values, b, n) for b, n in enumerate(rows)]),
         store.dense,
-        [(first, max(first, packed // size * size)) for packed in values.codes.lengths],
+        tuple([(first, max(first, packed // size * size)) for packed in values.codes.lengths]),
     )
 
 
@@ -63,9 +64,14 @@ def kivi_format(config: Kivi, kv_heads: int, key_dim: int, value_dim: int, dtype
     )
 
 
-def _arrays(side: PackedRows, dtype: mx.Dtype) -> list[mx.array]:
-    buffers = (side.scale, side.minimum, side.exact, side.tail)
-    return [input_array(side.codes.data, mx.uint32), *(input_array(buffer.data, dtype) for buffer in buffers)]
+def _arrays(side: PackedRows, dtype: mx.Dtype) -> tuple[mx.array, ...]:
+    return (
+        input_array(side.codes.data, mx.uint32),
+        input_array(side.scale.data, dtype),
+        input_array(side.minimum.data, dtype),
+        input_array(side.exact.data, dtype),
+        input_array(side.tail.data, dtype),
+    )
 
 
 def _place(side: PackedRows, sequence: int, rows: int) -> tuple[int, ...]:
@@ -78,5 +84,5 @@ def _place(side: PackedRows, sequence: int, rows: int) -> tuple[int, ...]:
         codes.begins[sequence],
         scale.begins[sequence],
         tail.ends[sequence] - rows,
-        *(0 if buffer.data is None else buffer.data.shape[1] for buffer in (exact, codes, scale, tail)),
+        *[buffer.limits[-1] for buffer in (exact, codes, scale, tail)],
     )

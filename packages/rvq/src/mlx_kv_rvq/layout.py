@@ -35,11 +35,11 @@ def describe(store: RvqStore) -> Layout | None:
     packed = [min(pair) for pair in zip(keys.codes.lengths, values.codes.lengths, strict=True)]
     return Layout(
         format,
-        [*_arrays(keys), *_arrays(values)],
-        rows,
-        [_place(keys, b, n) + _place(values, b, n) for b, n in enumerate(rows)],
+        _arrays(keys) + _arrays(values),
+        tuple(rows),
+        tuple([_place(keys, b, n) + _place(values, b, n) for b, n in enumerate(rows)]),
         partial(_dense, store, config.seed),
-        [(first, max(first, n // size * size)) if size else (0, 0) for n in packed],
+        tuple([(first, max(first, n // size * size)) if size else (0, 0) for n in packed]),
         _basis(config.seed),
     )
 
@@ -83,14 +83,14 @@ def _dense(store: RvqStore, seed: int) -> tuple[mx.array, mx.array]:
     return keys, values
 
 
-def _arrays(side: PackedRows) -> list[mx.array]:
+def _arrays(side: PackedRows) -> tuple[mx.array, ...]:
     dtypes = (mx.uint32, mx.bfloat16, *(side.dtype,) * 3)
     buffers = (side.codes, side.norm, side.mean, side.exact, side.tail)
     held = [input_array(buffer.data, dtype) for buffer, dtype in zip(buffers, dtypes, strict=True)]
     codec = side.codec
     if not isinstance(codec, RotatedCodec):
         raise TypeError(f"[rvq] expected rows encoded by rotation, got {type(codec).__name__}")
-    return [*held, *tables(side.dim, codec.seed, codec.bits, codec.stages, False)]
+    return (*held, *tables(side.dim, codec.seed, codec.bits, codec.stages, False))
 
 
 def _place(side: PackedRows, sequence: int, rows: int) -> tuple[int, ...]:

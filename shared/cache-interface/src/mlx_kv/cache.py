@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import mlx.core as mx
@@ -244,4 +245,9 @@ class CompressedKVCache(BatchProtocol, SeamCache):
 
 def _placeholder(like: mx.array, rows: int) -> mx.array:
     batch, heads, _, width = like.shape
-    return mx.broadcast_to(mx.array(float("nan"), like.dtype), (batch, heads, rows, width))
+    return mx.broadcast_to(_nan(like.dtype), (batch, heads, rows, width))
+
+
+@cache
+def _nan(dtype: mx.Dtype) -> mx.array:
+    return mx.array(float("nan"), dtype)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
+
+from .rows import Span
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -67,23 +69,23 @@ class Layout(NamedTuple):
     """The rows of one layer as a store holds them now."""
 
     format: Format
-    arrays: Sequence[mx.array]
+    arrays: tuple[mx.array, ...]
     """In the order of `format.inputs`; each has 8 elements or more."""
-    rows: Sequence[int]
+    rows: tuple[int, ...]
     """Rows of each sequence of the batch."""
-    places: Sequence[tuple[int, ...]]
+    places: tuple[tuple[int, ...], ...]
     """Numbers of each sequence, on the host."""
     dense: Callable[[], Dense]
     """Returns keys and values uncompressed, in `basis`, each sequence from row 0, as long as the longest."""
-    tiles: Sequence[tuple[int, int]] = ()
+    tiles: tuple[Span, ...] = ()
     """Of each sequence, the rows first..last-1 that may be read in tiles; both are multiples of `format.tile_rows`."""
     basis: Basis | None = None
     """Where the rows are held in another basis: who attends gives queries in it, and is given outputs in it."""
 
 
 def input_array(data: mx.array | None, dtype: mx.Dtype) -> mx.array:
-    """Return a buffer's array as a kernel takes it: one that stands for nothing if the buffer is empty."""
-    return _nothing(dtype) if data is None or data.size == 0 else data
+    """Return a buffer's array as a kernel takes it: one that stands for nothing if there is none."""
+    return _nothing(dtype) if data is None else data
 
 
 @cache

@@ -72,15 +72,14 @@ class PackedSide(ABC):
             waits: sequences that are to stay as they are.
         """
         done = self.codes.lengths
-        packed = [old if wait else max(old, new) for old, new, wait in zip(done, packed, waits, strict=True)]
         tail_begins = [n - length for n, length in zip(rows, self.tail.lengths, strict=True)]
-        first = [old - begin for old, begin in zip(done, tail_begins, strict=True)]
-        last = [new - begin for new, begin in zip(packed, tail_begins, strict=True)]
-        if any(b > a for a, b in zip(first, last, strict=True)):
-            self._pack(done, list(zip(first, last, strict=True)))
-        self.tail.drop_front(
-            [0 if wait else max(f - begin, 0) for f, begin, wait in zip(floor, tail_begins, waits, strict=True)]
-        )
+        due = [0 if wait else max(new - old, 0) for old, new, wait in zip(done, packed, waits, strict=True)]
+        if any(due):
+            spans = [(old - begin, old - begin + n) for old, begin, n in zip(done, tail_begins, due, strict=True)]
+            self._pack(done, spans)
+        over = [0 if wait else max(f - begin, 0) for f, begin, wait in zip(floor, tail_begins, waits, strict=True)]
+        if any(over):
+            self.tail.drop_front(over)
 
     def truncate(self, counts: Sequence[int], packed: Sequence[int]) -> None:
         """Drop the newest counts[b] rows, and the codes from packed[b] on, whose rows the tail still holds."""
@@ -116,7 +115,7 @@ class PackedSide(ABC):
     def _pack(self, done: Sequence[int], spans: Sequence[Span]) -> None:
         """Pack the tail's rows spans[b], which follow the done[b] rows packed before."""
         counts = [last - first for first, last in spans]
-        rows = _shift(self.tail.view(), spans, max(counts))
+        rows = self.tail.part(spans)
         exact = [min(max(self.sinks - old, 0), n) for old, n in zip(done, counts, strict=True)]
         self.exact.append(rows, [(0, n) for n in exact])
         for (buffer, shared), packed in zip(self._coded(), self.pack(rows, done, exact), strict=True):
@@ -181,9 +180,11 @@ class PackedStore(Store, Generic[Side]):
     def settle(self) -> None:
         """Pack the rows that are due; with `defer`, not before the prompt has ended."""
         waits = [self.defer and in_prompt for in_prompt in self._in_prompt]
-        lowest = [n - self._rollback for n in self._most]
+        lowest = [n - self._rollback for n in self._most] if self._rollback else self._most
         for side in (self.keys, self.values):
-            side.settle(self._rows, self.packed(side, self._rows), self.packed(side, lowest), waits)
+            packed = self.packed(side, self._rows)
+            floor = packed if lowest == self._rows else self.packed(side, lowest)
+            side.settle(self._rows, packed, floor, waits)
 
     def dense(self) -> tuple[mx.array, mx.array]:
         """Return keys and values in the model's dtype."""
@@ -242,13 +243,6 @@ class PackedStore(Store, Generic[Side]):
         """Take over another store's arrays and places."""
         super().load(arrays, places)
         self._rows, self._most, self._in_prompt = places["rows"], places["most"], places["in_prompt"]
-
-
-def _shift(rows: mx.array, spans: Sequence[Span], count: int) -> mx.array:
-    """Return `count` rows of each sequence from spans[b][0] on; those beyond the span stand for nothing."""
-    if len(spans) == 1:
-        return rows[..., spans[0][0] : spans[0][0] + count, :]
-    return _take(rows, mx.array([first for first, _ in spans])[:, None] + mx.arange(count))
 
 
 def _take(rows: mx.array, places: mx.array) -> mx.array:

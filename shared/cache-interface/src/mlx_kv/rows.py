@@ -45,23 +45,17 @@ class RowBuffer:
         """Append the rows spans[b][0]..spans[b][1]-1 of each sequence b of a chunk."""
         if not self.begins:
             self.clear(len(spans))
+        if len(spans) == 1:
+            return self._append_to_one(rows, *spans[0])
         counts = [last - first for first, last in spans]
         if not any(counts):
-            return
+            return None
         data = self.reserve(counts, rows)
-        if len(spans) == 1:
-            (first, last), end = spans[0], self.ends[0]
-            new = rows[0, :, first:last]
-            if last - first == data.shape[1]:
-                # MLX would make the slice itself the buffer, which keeps alive all that the chunk is a view of.
-                new = mx.take(rows[0], mx.arange(first, last), axis=1)
-            data[:, end : end + last - first] = new
-        else:
-            sequence = mx.array([b for b, n in enumerate(counts) for _ in range(n)])
-            source = mx.array(list(chain.from_iterable(range(*span) for span in spans)))
-            target = mx.array([end + i for end, n in zip(self.ends, counts, strict=True) for i in range(n)])
-            data[:, target] = rows[sequence, :, source].swapaxes(0, 1)
-        self.advance(counts)
+        sequence = mx.array([b for b, n in enumerate(counts) for _ in range(n)])
+        source = mx.array(list(chain.from_iterable(range(*span) for span in spans)))
+        target = mx.array([end + i for end, n in zip(self.ends, counts, strict=True) for i in range(n)])
+        data[:, target] = rows[sequence, :, source].swapaxes(0, 1)
+        return self.advance(counts)
 
     def put(
         self,
@@ -95,11 +89,17 @@ class RowBuffer:
 
     def view(self) -> Shaped[mx.array, "batch heads rows width"]:
         """Return every sequence from its first row on; what lies beyond a sequence's own length has no meaning."""
+        return self.part([(0, length) for length in self.lengths])
+
+    def part(self, spans: Sequence[Span]) -> Shaped[mx.array, "batch heads rows width"]:
+        """Return the rows spans[b] of each sequence; what lies beyond a shorter span has no meaning."""
         if self.data is None:
             raise ValueError("[rows] an empty buffer has no rows to view")
-        if len(self.begins) == 1:
-            return self.data[None, :, self.begins[0] : self.ends[0]]
-        places = mx.array(self.begins)[:, None] + mx.arange(max(self.lengths))
+        if len(spans) == 1:
+            (first, last), begin = spans[0], self.begins[0]
+            return self.data[None, :, begin + first : begin + last]
+        firsts = [begin + first for begin, (first, _) in zip(self.begins, spans, strict=True)]
+        places = mx.array(firsts)[:, None] + mx.arange(max(last - first for first, last in spans))
         # Places beyond a shorter sequence's room are held at its last row, inside the array.
         places = mx.minimum(places, mx.array([max(limit - 1, 0) for limit in self.limits])[:, None])
         return self.data[:, places].swapaxes(0, 1)
@@ -107,9 +107,9 @@ class RowBuffer:
     def drop_front(self, counts: Sequence[int]) -> None:
         """Forget the oldest counts[b] rows of each sequence, and give their room back once it exceeds a step."""
         self.begins = [begin + n for begin, n in zip(self.begins, counts, strict=True)]
-        room = self.limits[-1] if self.limits else 0
-        if room - sum(self._rooms([0] * len(counts))) > self.step * len(counts):
-            self._rebuild(self._rooms([0] * len(counts)))
+        rooms = self._rooms([0] * len(counts))
+        if self.limits and self.limits[-1] - sum(rooms) > self.step * len(counts):
+            self._rebuild(rooms)
 
     def drop_back(self, counts: Sequence[int]) -> None:
         """Forget the newest counts[b] rows of each sequence."""
@@ -154,6 +154,22 @@ class RowBuffer:
         # A handle of its own: assigning rows through a shared one would change the other buffer's array as well.
         self.data = None if data is None else data[:]
         self.begins, self.ends, self.limits = (list(places[name]) for name in ("begins", "ends", "limits"))
+
+    def _append_to_one(self, rows: mx.array, first: int, last: int) -> None:
+        """Append to the only sequence: what decoding does several times a layer, without lists."""
+        count, end = last - first, self.ends[0]
+        if count == 0:
+            return
+        data = self.data
+        if data is None or end + count > self.limits[0]:
+            data = self.reserve([count], rows)
+            end = self.ends[0]
+        new = rows[0, :, first:last]
+        if count == data.shape[1]:
+            # MLX would make the slice itself the buffer, which keeps alive all that the chunk is a view of.
+            new = mx.take(rows[0], mx.arange(first, last), axis=1)
+        data[:, end : end + count] = new
+        self.ends = [end + count]
 
     def _rooms(self, counts: Sequence[int]) -> list[int]:
         # Sequences of a batch fill up at different times, and each time all of them move: half a step of air keeps that

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import mlx.core as mx
 
-from .layout import Layout, dense_format, input_array
+from .layout import Layout, dense_format
 from .rows import RowBuffer, Span
 
 if TYPE_CHECKING:
@@ -198,12 +198,11 @@ class DenseStore(Store):
         keys, values = self.keys.data, self.values.data
         if keys is None or values is None:
             return None
-        arrays = [input_array(data, keys.dtype) for data in (keys, values)]
         format = dense_format(keys.shape[0], keys.shape[2], values.shape[2], keys.dtype)
         totals = keys.shape[1], values.shape[1]
         begins = zip(self.keys.begins, self.values.begins, strict=True)
-        places = [(key, totals[0], value, totals[1]) for key, value in begins]
-        return Layout(format, arrays, self.lengths, places, self.dense)
+        places = tuple([(key, totals[0], value, totals[1]) for key, value in begins])
+        return Layout(format, (keys, values), tuple(self.lengths), places, self.dense)
 
     def take(self, indices: mx.array, counts: Sequence[int]) -> None:
         """Keep a subset of the rows."""

@@ -75,46 +75,51 @@ class Kernel:
             ValueError: sizes, inputs or template do not fit, or the backend is "reference", which has no kernels.
             UnavailableBackendError: the backend asked for cannot run here.
         """
-        self._check(inputs, template or {}, grid, threadgroup)
+        threads = threadgroup[0] * threadgroup[1] * threadgroup[2]
+        self._check(len(inputs), grid, threadgroup, threads)
+        values = _template(self, tuple(template.items()) if template else ())
         backend = resolve_backend(backend)
         if backend == "reference":
             raise ValueError(
                 f"[{self.name}] expected a backend that runs kernels, got 'reference': call the reference instead"
             )
-        values = tuple((name, (template or {})[name]) for name in self.template)
-        types = tuple((x.dtype, x.ndim == 0, x.size < CONSTANT_BELOW) for x in inputs)
-        bounds = (threadgroup[0] * threadgroup[1] * threadgroup[2], threadgroups_per_core) if backend == "cuda" else ()
+        types = tuple([(x.dtype, x.ndim == 0, x.size < CONSTANT_BELOW) for x in inputs])
+        bounds = (threads, threadgroups_per_core) if backend == "cuda" else ()
         launch = _build(self, self.text, backend, values, types, tuple(output_dtypes), bounds)
         return launch(
             inputs=list(inputs),
             template=list(values),
             grid=grid,
             threadgroup=threadgroup,
-            output_shapes=[tuple(shape) for shape in output_shapes],
-            output_dtypes=list(output_dtypes),
+            output_shapes=output_shapes,
+            output_dtypes=output_dtypes,
             init_value=init_value,
         )
 
-    def _check(
-        self, inputs: Sequence[mx.array], template: Mapping[str, TemplateValue], grid: Size, threadgroup: Size
-    ) -> None:
-        if len(inputs) != len(self.input_names):
-            raise ValueError(f"[{self.name}] expected inputs {', '.join(self.input_names)}, got {len(inputs)} arrays")
-        if set(template) != set(self.template):
-            raise ValueError(f"[{self.name}] expected template {sorted(self.template)}, got {sorted(template)}")
-        # MLX writes the values into the name of a function.
-        if any(isinstance(value, int) and value < 0 for value in template.values()):
-            raise ValueError(f"[{self.name}] expected template integers of 0 or more, got {dict(template)}")
-        threads = threadgroup[0] * threadgroup[1] * threadgroup[2]
+    def _check(self, inputs: int, grid: Size, threadgroup: Size, threads: int) -> None:
+        if inputs != len(self.input_names):
+            raise ValueError(f"[{self.name}] expected inputs {', '.join(self.input_names)}, got {inputs} arrays")
         if not 0 < threads <= MAX_THREADS or threads % SIMD_WIDTH:
             raise ValueError(
                 f"[{self.name}] expected a threadgroup of a multiple of {SIMD_WIDTH} threads up to {MAX_THREADS}, "
                 f"got {threadgroup}"
             )
-        if any(size <= 0 or size % group for size, group in zip(grid, threadgroup, strict=True)):
+        if any([size <= 0 or size % group for size, group in zip(grid, threadgroup, strict=True)]):
             raise ValueError(
                 f"[{self.name}] expected grid a positive multiple of threadgroup {threadgroup}, got {grid}"
             )
+
+
+@cache
+def _template(kernel: Kernel, given: tuple[tuple[str, TemplateValue], ...]) -> tuple[tuple[str, TemplateValue], ...]:
+    """Check a template and put it in the kernel's order."""
+    values = dict(given)
+    if set(values) != set(kernel.template):
+        raise ValueError(f"[{kernel.name}] expected template {sorted(kernel.template)}, got {sorted(values)}")
+    # MLX writes the values into the name of a function.
+    if any(isinstance(value, int) and value < 0 for value in values.values()):
+        raise ValueError(f"[{kernel.name}] expected template integers of 0 or more, got {values}")
+    return tuple((name, values[name]) for name in kernel.template)
 
 
 @cache

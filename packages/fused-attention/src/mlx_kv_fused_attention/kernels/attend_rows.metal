@@ -18,11 +18,9 @@
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     RowState<GROUP, VC> state;
-    const long rows = row_count - (tiles_end - tiles_begin), units = splits * SIMDGROUPS;
-    const int unit = split * SIMDGROUPS + simdgroup;
     attend_rows<GROUP, KEY_DIM, VALUE_DIM>(
         state, keys, values, query, logits_of<LOGITS>(all_logits + long(first_head) * logit_rows, logit_rows),
-        int(rows * unit / units), int(rows * (unit + 1) / units), tiles_begin, tiles_end, lane);
+        row_count, split * SIMDGROUPS + simdgroup, splits * SIMDGROUPS, tiles_begin, tiles_end, lane);
 
     #pragma unroll
     for (int h = 0; h < GROUP; h++) {

@@ -27,11 +27,9 @@
     RowState<GROUP, VC> rows;
     TileState<Shape> tiles;
     if (split < row_splits) {
-        const long count = row_count - (tiles_end - tiles_begin), parts = row_splits * SIMDGROUPS;
-        const int part = split * SIMDGROUPS + simdgroup;
         attend_rows<GROUP, KEY_DIM, VALUE_DIM>(
-            rows, keys, values, query, own_logits, int(count * part / parts), int(count * (part + 1) / parts), tiles_begin,
-            tiles_end, lane);
+            rows, keys, values, query, own_logits, row_count, split * SIMDGROUPS + simdgroup, row_splits * SIMDGROUPS,
+            tiles_begin, tiles_end, lane);
         #pragma unroll
         for (int h = 0; h < GROUP; h++) {
             if (lane == 0) {

@@ -140,18 +140,25 @@ template <typename Shape, typename Values> struct TileScales {
     }
 };
 
-// Tokens row..row+7 of the values, as a fragment takes them.
-template <typename Shape, int VALUE_BITS, typename Values>
-METAL_FUNC void load_values(
-    Values values, int row, FragmentPlace<Shape> place, thread ValueWords<Shape, VALUE_BITS> (&words)[2],
-    thread TileScales<Shape, Values>& scales) {
-    words[0].load(values.words(row + place.quad), place.row);
-    words[1].load(values.words(row + place.quad + 4), place.row);
-    values.template scales<Shape::SPAN>(row + place.token(), place.copy0 % Shape::SPAN, scales.column[0]);
-    if constexpr (Shape::COPIES_DIFFER) {
-        values.template scales<Shape::SPAN>(row + place.token(), place.copy1 % Shape::SPAN, scales.column[1]);
+// Where a lane reads values: the words of tokens quad and quad + 4 of eight, the scales of its fragments' own row.
+template <typename Shape, typename Values> struct ValuePlace {
+    Values words, scales;
+    int chunk, copy0, copy1;
+    METAL_FUNC ValuePlace(Values values, int row, FragmentPlace<Shape> place)
+        : words(values.from(row + place.quad)), scales(values.from(row + place.token())), chunk(place.row),
+          copy0(place.copy0 % Shape::SPAN), copy1(place.copy1 % Shape::SPAN) {}
+    METAL_FUNC void advance(int rows) {
+        words = words.from(rows);
+        scales = scales.from(rows);
     }
-}
+    template <int VALUE_BITS>
+    METAL_FUNC void load(int row, thread ValueWords<Shape, VALUE_BITS> (&own)[2], thread TileScales<Shape, Values>& factors) const {
+        own[0].load(words.words(row), chunk);
+        own[1].load(words.words(row + 4), chunk);
+        scales.template scales<Shape::SPAN>(row, copy0, factors.column[0]);
+        if constexpr (Shape::COPIES_DIFFER) scales.template scales<Shape::SPAN>(row, copy1, factors.column[1]);
+    }
+};
 
 template <typename Matrix> METAL_FUNC Matrix matrix_of(half2 elements) {
     Matrix m;

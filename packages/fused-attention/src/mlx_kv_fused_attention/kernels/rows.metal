@@ -10,12 +10,15 @@ template <int GROUP, int CHANNELS> struct RowState {
     float maximum[GROUP], sum[GROUP], value[GROUP][CHANNELS];
 };
 
-// Rows first..last-1 of the rows outside the tiles, counted without them.
+// The share of `part` in the rows outside the tiles, in whole steps, so that no row is loaded twice.
 template <int GROUP, int KEY_DIM, int VALUE_DIM, typename Keys, typename Values, typename Queries, typename Logits>
 METAL_FUNC void attend_rows(
     thread RowState<GROUP, channels_of_lane(VALUE_DIM)>& state, Keys keys, Values values, Queries queries, Logits logits,
-    int first, int last, int tiles_begin, int tiles_end, int lane) {
+    int row_count, int part, int parts, int tiles_begin, int tiles_end, int lane) {
     constexpr int STEP = 4;                          // rows whose loads are in flight together
+    const int count = row_count - (tiles_end - tiles_begin);
+    const long steps = (count + STEP - 1) / STEP;
+    const int first = int(steps * part / parts) * STEP, last = metal::min(int(steps * (part + 1) / parts) * STEP, count);
     constexpr int KC = channels_of_lane(KEY_DIM), VC = channels_of_lane(VALUE_DIM);
     #pragma unroll
     for (int h = 0; h < GROUP; h++) {

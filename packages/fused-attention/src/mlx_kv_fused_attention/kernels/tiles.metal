@@ -20,16 +20,15 @@ METAL_FUNC void attend_tiles(
     TileScales<Shape, Values> scales[R];
     Fold fold[W];
     int row = first * TILE_ROWS;
-    {
-        const Keys tile_keys = keys.from(row);
-        const Values tile_values = values.from(row);
-        #pragma unroll
-        for (int w = 0; w < W; w++) tile_keys.fold(place.channel(w), fold[w]);
-        #pragma unroll
-        for (int j = 0; j < R; j++) {
-            load_words(tile_keys.words(8 * j + token) + place.quad * W, key_words[j]);
-            load_values(tile_values, 8 * j, place, value_words[j], scales[j]);
-        }
+    // Where this lane reads: places in a tile are then constants, which cost no arithmetic.
+    Keys group_keys = keys.from(row), tile_keys = keys.from(row + token);
+    ValuePlace<Shape, Values> tile_values(values, row, place);
+    #pragma unroll
+    for (int w = 0; w < W; w++) group_keys.fold(place.channel(w), fold[w]);
+    #pragma unroll
+    for (int j = 0; j < R; j++) {
+        load_words(tile_keys.words(8 * j) + place.quad * W, key_words[j]);
+        tile_values.load(8 * j, value_words[j], scales[j]);
     }
 
     #pragma unroll 1
@@ -83,16 +82,16 @@ METAL_FUNC void attend_tiles(
             }
             // Registers are filled for the next tile as soon as they are free.
             const bool more = tile + 1 < TILE_ROWS / ROWS || group + 1 < last;
-            const int next = row + ROWS;
-            const Keys next_keys = keys.from(next);
-            const Values next_values = values.from(next);
+            const Keys next_keys = tile_keys.from(ROWS);
+            tile_values.advance(ROWS);
             if (more) {
                 #pragma unroll
-                for (int j = 0; j < R; j++) load_words(next_keys.words(8 * j + token) + place.quad * W, key_words[j]);
+                for (int j = 0; j < R; j++) load_words(next_keys.words(8 * j) + place.quad * W, key_words[j]);
             }
             if (more && tile + 1 == TILE_ROWS / ROWS) {
+                group_keys = group_keys.from(TILE_ROWS);
                 #pragma unroll
-                for (int w = 0; w < W; w++) next_keys.fold(place.channel(w), fold[w]);
+                for (int w = 0; w < W; w++) group_keys.fold(place.channel(w), fold[w]);
             }
 
             float highest0 = -INFINITY, highest1 = -INFINITY, largest_scale0 = 0, largest_scale1 = 0;
@@ -100,7 +99,7 @@ METAL_FUNC void attend_tiles(
             for (int j = 0; j < R; j++) {
                 thread auto& s = score[j].thread_elements();
                 if constexpr (Keys::ROW_FACTORS) {
-                    const float factor = keys.factor(row + 8 * j + token);
+                    const float factor = tile_keys.factor(8 * j);
                     s.x *= factor;
                     s.y *= factor;
                 }
@@ -154,12 +153,11 @@ METAL_FUNC void attend_tiles(
                 }
                 if (more) {
                     #pragma unroll
-                    for (int u = 0; u < 2; u++) {
-                        load_values(next_values, 8 * (j + u), place, value_words[j + u], scales[j + u]);
-                    }
+                    for (int u = 0; u < 2; u++) tile_values.load(8 * (j + u), value_words[j + u], scales[j + u]);
                 }
             }
-            row = next;
+            row += ROWS;
+            tile_keys = next_keys;
         }
     }
     state.sum0 = row_sum(state.sum0);
