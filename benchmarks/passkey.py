@@ -2,8 +2,8 @@
 
     python passkey.py [--output FILE] [--seeds 4]
 
-SmolLM2-135M-Instruct, five depths, both fillers, greedy. SnapKV and its kin drop rows when a prompt ends, so one
-prefill serves all of them; H2O and Keyformer look at a prompt from its first token on, and have one of their own.
+SmolLM2-135M-Instruct, five depths, both fillers, greedy. No policy drops a row before a prompt's last token, so one
+prefill serves all of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import time
+from copy import deepcopy
 from itertools import product
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from mlx_kv_cli.blas import load_openblas
 load_openblas()
 
 import mlx_kv  # noqa: E402
+from mlx_kv.policy import Policy  # noqa: E402
 from mlx_kv.spec import Spec  # noqa: E402
-from mlx_kv.testing.baselines import LastRows, RandomRows, under  # noqa: E402
+from mlx_kv.testing.baselines import LastRows, RandomRows  # noqa: E402
 from mlx_kv.window import WindowOptions  # noqa: E402
 from mlx_kv_cli import lm  # noqa: E402
 from mlx_kv_cli.models import load_model  # noqa: E402
@@ -35,19 +37,23 @@ SPECS = {
     "snapkv W 32": f"snapkv(budget={BUDGET})",
     "snapkv W 32 avg 5": f"snapkv(budget={BUDGET}, kernel_size=5, pooling='avg')",
     "pyramidkv W 8": f"pyramidkv(budget={BUDGET})",
-}
-FROM_THE_FIRST_TOKEN = {
     "h2o": f"h2o(heavy={BUDGET // 2}, recent={BUDGET // 2})",
     "keyformer": f"keyformer(budget={BUDGET})",
 }
-WIDEST = "snapkv(window=64, budget=65536)"  # holds the queries that every policy needs
 
 
-def prefilled(model, spec, prompt):
-    """A cache that has seen all of the prompt but its last token."""
-    cache = mlx_kv.make_prompt_cache(model, spec)
-    lm.feed(model, lm.mx.array([prompt[:-1]]), cache)
-    return cache
+class Together(Policy):
+    """Shows every chunk to several policies."""
+
+    def __init__(self, policies):
+        self.policies = policies
+
+    def observe(self, chunk):
+        return any([policy.observe(chunk) for policy in self.policies.values()])
+
+    def arrays(self):
+        held = {name: policy.arrays() for name, policy in self.policies.items()}
+        return {f"{name} {part}": array for name, arrays in held.items() for part, array in arrays.items()}
 
 
 def policies(geometry):
@@ -57,14 +63,21 @@ def policies(geometry):
     return {**made, "random rows": RandomRows(plain, geometry.layer), "last rows": LastRows(plain)}
 
 
-def caches(widest):
-    """The prefilled cache, under every policy."""
-    twins = {}
-    for layer in widest:
-        geometry = mlx_kv.Geometry(**layer.origin["geometry"])
-        for name, policy in policies(geometry).items():
-            twins.setdefault(name, []).append(under(layer, policy))
-    return twins
+def prefilled(model, prompt):
+    """A cache that has seen all of the prompt but its last token, and so have all policies."""
+    cache = mlx_kv.make_prompt_cache(model, "dense")
+    for layer in cache:
+        layer.policy = Together(policies(mlx_kv.Geometry(**layer.origin["geometry"])))
+    lm.feed(model, lm.mx.array([prompt[:-1]]), cache)
+    return cache
+
+
+def under(shared, name):
+    """A copy of the cache that goes on under one of its policies."""
+    cache = deepcopy(shared)
+    for layer in cache:
+        layer.policy = layer.policy.policies[name]
+    return cache
 
 
 def recalls(loaded, last_token, cache, key):
@@ -78,14 +91,15 @@ def main():
     parser.add_argument("--output", type=Path, help="where the JSON goes")
     parser.add_argument("--seeds", type=int, default=4, help="keys per depth and filler")
     arguments = parser.parse_args()
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     loaded = load_model("smollm2")
     table = {}
     start = time.time()
     for filler, depth, seed in product(FILLERS, DEPTHS, range(arguments.seeds)):
         prompt, key = make_prompt(loaded.tokenizer, LENGTH, depth, seed, filler)
-        own = {name: prefilled(loaded.model, spec, prompt) for name, spec in FROM_THE_FIRST_TOKEN.items()}
-        for name, cache in {**caches(prefilled(loaded.model, WIDEST, prompt)), **own}.items():
-            found = recalls(loaded, prompt[-1], cache, key)
+        cache = prefilled(loaded.model, prompt)
+        for name in cache[0].policy.policies:
+            found = recalls(loaded, prompt[-1], under(cache, name), key)
             table.setdefault(name, {}).setdefault(filler, []).append({"depth": depth, "seed": seed, "found": found})
         done = len(table["full"][filler])
         print(
@@ -94,13 +108,12 @@ def main():
             flush=True,
         )
     if arguments.output:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         result = {
             "environment": environment(),
             "commit": commit,
             "length": LENGTH,
             "budget": BUDGET,
-            "specs": {**SPECS, **FROM_THE_FIRST_TOKEN},
+            "specs": SPECS,
             "table": table,
         }
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
