@@ -48,7 +48,7 @@ def test_no_query_head_reads_rows_again(tools, emulated):
 MUTANTS = {
     "attend_tiles": [
         Mutant("split < row_splits) {\n        attend", "split <= row_splits) {\n        attend"),
-        Mutant("splits * SIMDGROUPS,\n            tiles_begin", "splits,\n            tiles_begin"),
+        Mutant("split * SIMDGROUPS + simdgroup, row_splits", "split * SIMDGROUPS, row_splits"),
         Mutant("before + int(groups * (part + 1) / parts)", "before + int(groups * part / parts) + 1"),
         Mutant("before = tiles_begin / TILE_ROWS", "before = 0"),
         Mutant("largest = simd_max(largest);", ""),
@@ -76,8 +76,8 @@ MUTANTS = {
             "folded[i + 1] = matrix_of<Half8x8>(pack_half2(q.z * s0, q.w * s0))",
         ),
         Mutant(
-            "matrix_of<Half8x8>(keys.fragment(lower, i % RUN + 1))",
-            "matrix_of<Half8x8>(keys.fragment(upper, i % RUN + 1))",
+            "matrix_of<Half8x8>(tile_keys.fragment(lower, i % RUN + 1))",
+            "matrix_of<Half8x8>(tile_keys.fragment(upper, i % RUN + 1))",
         ),
         Mutant("state.sum1 += p1;", "state.sum1 += p0;"),
         Mutant("state.minimum0[set] += p0", "state.minimum0[set] += p1"),
@@ -86,8 +86,9 @@ MUTANTS = {
             "value_words[j][1].unit(b, i) | value_words[j][0].unit(b, i) << 16",
         ),
         Mutant("n * Shape::SPAN + place.copy0 == own_group", "place.copy0 == 0"),
-        Mutant("            row += ROWS;", ""),
-        Mutant("            tile_keys = next_keys;", ""),
+        Mutant("        row += ROWS;", ""),
+        Mutant("tile_keys = tile_keys.from(ROWS);", ""),
+        Mutant("TILE_ROWS == ROWS || last_of_group", "false"),
         Mutant("probability[Shape::set_of(b, n)][1]", "probability[Shape::set_of(b, n)][0]"),
     ],
     "rows.metal": [

@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="where to write the JSON")
     parser.add_argument("--rows", type=int, default=32768, help="rows to encode (default 32768)")
     parser.add_argument("--decode-rows", type=int, nargs="+", default=[16384, 65536, 262144], help="rows to attend to")
+    parser.add_argument("--bits", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--rounds", type=int, default=15, help="measurements of which the median is taken")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--commit", default=None, help="default: what git says")
@@ -50,7 +51,7 @@ def main() -> None:
     report["copy_bytes_per_second"] = 2 * inputs[0].nbytes / seconds
     report["kernels"] = [
         measure(bits, center, inputs, backend, options.rounds, report["copy_bytes_per_second"])
-        for bits in (2, 3, 4)
+        for bits in options.bits
         for center in (False, True)
     ]
     report["decode"] = [attention(rows, backend, options.rounds) for rows in options.decode_rows]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from math import prod
 from typing import Any, cast
 
 import mlx.core as mx
@@ -83,18 +84,20 @@ class Kernel:
             raise ValueError(
                 f"[{self.name}] expected a backend that runs kernels, got 'reference': call the reference instead"
             )
-        types = tuple([(x.dtype, x.ndim == 0, x.size < CONSTANT_BELOW) for x in inputs])
-        bounds = (threads, threadgroups_per_core) if backend == "cuda" else ()
-        launch = _build(self, self.text, backend, values, types, tuple(output_dtypes), bounds)
-        return launch(
-            inputs=list(inputs),
-            template=list(values),
-            grid=grid,
-            threadgroup=threadgroup,
-            output_shapes=output_shapes,
-            output_dtypes=output_dtypes,
-            init_value=init_value,
+        launch = _launch(
+            self,
+            self.text,
+            backend,
+            values,
+            tuple([(x.dtype, x.shape) for x in inputs]),
+            tuple([tuple(shape) for shape in output_shapes]),
+            tuple(output_dtypes),
+            grid,
+            threadgroup,
+            init_value,
+            (threads, threadgroups_per_core) if backend == "cuda" else (),
         )
+        return launch(list(inputs))
 
     def _check(self, inputs: int, grid: Size, threadgroup: Size, threads: int) -> None:
         if inputs != len(self.input_names):
@@ -120,6 +123,47 @@ def _template(kernel: Kernel, given: tuple[tuple[str, TemplateValue], ...]) -> t
     if any(isinstance(value, int) and value < 0 for value in values.values()):
         raise ValueError(f"[{kernel.name}] expected template integers of 0 or more, got {values}")
     return tuple((name, values[name]) for name in kernel.template)
+
+
+class _Launch:
+    """A launch of fixed sizes; the second one is compiled by MLX, and from then on costs the host a fraction.
+
+    Not the first: sizes that grow with every token would be compiled in vain.
+    """
+
+    def __init__(self, function: Callable[[list[mx.array]], list[mx.array]], compiles: bool) -> None:
+        self._function = function
+        self._first = compiles
+
+    def __call__(self, inputs: list[mx.array]) -> list[mx.array]:
+        if self._first:
+            self._first = False
+            outputs = self._function(inputs)
+            self._function = mx.compile(self._function)
+            return outputs
+        return self._function(inputs)
+
+
+@lru_cache(1024)
+def _launch(
+    kernel: Kernel,
+    text: str,
+    backend: str,
+    template: tuple[tuple[str, TemplateValue], ...],
+    inputs: tuple[tuple[mx.Dtype, tuple[int, ...]], ...],
+    output_shapes: tuple[tuple[int, ...], ...],
+    output_dtypes: tuple[mx.Dtype, ...],
+    grid: Size,
+    threadgroup: Size,
+    init_value: float | None,
+    bounds: tuple[int | None, ...],
+) -> _Launch:
+    types = tuple((dtype, len(shape) == 0, prod(shape) < CONSTANT_BELOW) for dtype, shape in inputs)
+    launch = _build(kernel, text, backend, template, types, output_dtypes, bounds)
+    sizes: dict[str, Any] = {"grid": grid, "threadgroup": threadgroup, "init_value": init_value}
+    sizes |= {"output_shapes": list(output_shapes), "output_dtypes": list(output_dtypes), "template": list(template)}
+    # The emulator runs while Python does: there is nothing to compile.
+    return _Launch(lambda arrays: launch(inputs=arrays, **sizes), compiles=backend != "emulator")
 
 
 @cache

@@ -147,6 +147,7 @@ template <typename Shape, typename Values> struct ValuePlace {
     METAL_FUNC ValuePlace(Values values, int row, FragmentPlace<Shape> place)
         : words(values.from(row + place.quad)), scales(values.from(row + place.token())), chunk(place.row),
           copy0(place.copy0 % Shape::SPAN), copy1(place.copy1 % Shape::SPAN) {}
+    METAL_FUNC half2 fragment(uint units, int code) const { return words.fragment(units, code); }
     METAL_FUNC void advance(int rows) {
         words = words.from(rows);
         scales = scales.from(rows);

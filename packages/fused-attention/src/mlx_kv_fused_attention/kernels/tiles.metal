@@ -1,39 +1,43 @@
 // Attention over packed tiles; fragments.metal says which lane holds what.
 
-// Groups first..last-1 of TILE_ROWS rows each, in tiles of ROWS.
-template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys, typename Values, typename Pairs, typename Logits>
-METAL_FUNC void attend_tiles(
-    thread TileState<Shape>& state, Keys keys, Values values, Pairs query, float unit0, float unit1, Logits logits, int heads,
-    int first, int last, int lane) {
+// What a simdgroup holds of its rows: the tile in hand, loaded ahead, and the query folded with the scales of the tile's group.
+template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys, typename Values> struct TileWalk {
     using Fold = typename Keys::template Fold<Shape::KEY_RUN>;
     using Half8x8 = simdgroup_half8x8;
-    constexpr int R = ROWS / 8;                      // fragments of a tile
-    constexpr int W = Shape::KEY_WORDS, RUN = Shape::KEY_RUN;
-    constexpr float HEADROOM = 4096.0f;              // folded queries are below 2^14: smaller ones keep their bits, sums are in float
-    const FragmentPlace<Shape> place(lane);
-    const int token = place.token();
-    state.clear();
-    if (first >= last) return;
-
+    static constexpr constant int R = ROWS / 8;      // fragments of a tile
+    static constexpr constant int W = Shape::KEY_WORDS, RUN = Shape::KEY_RUN;
+    static constexpr constant float HEADROOM = 4096.0f;  // folded queries are below 2^14: small ones keep their bits, sums are in float
+    const FragmentPlace<Shape> place;
+    int row;                                         // of the tile in hand
+    // Where this lane reads next: places in a tile are then constants, which cost no arithmetic.
+    Keys group_keys, tile_keys;
+    ValuePlace<Shape, Values> tile_values;
     uint key_words[R][W];
     ValueWords<Shape, VALUE_BITS> value_words[R][2];
     TileScales<Shape, Values> scales[R];
     Fold fold[W];
-    int row = first * TILE_ROWS;
-    // Where this lane reads: places in a tile are then constants, which cost no arithmetic.
-    Keys group_keys = keys.from(row), tile_keys = keys.from(row + token);
-    ValuePlace<Shape, Values> tile_values(values, row, place);
-    #pragma unroll
-    for (int w = 0; w < W; w++) group_keys.fold(place.channel(w), fold[w]);
-    #pragma unroll
-    for (int j = 0; j < R; j++) {
-        load_words(tile_keys.words(8 * j) + place.quad * W, key_words[j]);
-        tile_values.load(8 * j, value_words[j], scales[j]);
+    Half8x8 folded[Shape::KEY_FRAGMENTS];
+    float bias0, bias1, factor0, factor1;
+
+    METAL_FUNC TileWalk(Keys keys, Values values, int first_row, int lane)
+        : place(lane), row(first_row), group_keys(keys.from(first_row)), tile_keys(keys.from(first_row + place.token())),
+          tile_values(values, first_row, place) {
+        load_fold();
+        load_keys();
+        #pragma unroll
+        for (int j = 0; j < R; j++) tile_values.load(8 * j, value_words[j], scales[j]);
+    }
+    METAL_FUNC void load_fold() {
+        #pragma unroll
+        for (int w = 0; w < W; w++) group_keys.fold(place.channel(w), fold[w]);
+    }
+    METAL_FUNC void load_keys() {
+        #pragma unroll
+        for (int j = 0; j < R; j++) load_words(tile_keys.words(8 * j) + place.quad * W, key_words[j]);
     }
 
-    #pragma unroll 1
-    for (int group = first; group < last; group++) {
-        // Key scales go into the query, brought near one by a power of two; key minima into a bias.
+    // Key scales go into the query, brought near one by a power of two; key minima into a bias.
+    template <typename Pairs> METAL_FUNC void fold_query(Pairs query, float unit0, float unit1, int lane) {
         float largest = 0;
         #pragma unroll
         for (int w = 0; w < W; w++) {
@@ -44,8 +48,7 @@ METAL_FUNC void attend_tiles(
             }
         }
         const float unit = power_of_two(row_max(largest)), inverse = inverse_of_power(unit) * HEADROOM;
-        Half8x8 folded[Shape::KEY_FRAGMENTS];
-        float bias0 = 0, bias1 = 0;
+        bias0 = bias1 = 0;
         #pragma unroll
         for (int i = 0; i < Shape::KEY_FRAGMENTS; i += 2) {
             const int code = i % RUN;
@@ -59,107 +62,130 @@ METAL_FUNC void attend_tiles(
         }
         bias0 = row_sum(bias0) * unit0;
         bias1 = row_sum(bias1) * unit1;
-        const float factor0 = unit0 * unit * (Keys::UNIT / HEADROOM), factor1 = unit1 * unit * (Keys::UNIT / HEADROOM);
+        factor0 = unit0 * unit * (Keys::UNIT / HEADROOM);
+        factor1 = unit1 * unit * (Keys::UNIT / HEADROOM);
+    }
 
-        #pragma unroll 1
-        for (int tile = 0; tile < TILE_ROWS / ROWS; tile++) {
-            simdgroup_float8x8 score[R];
-            #pragma unroll
-            for (int j = 0; j < R; j++) {
-                score[j].thread_elements().x = 0;
-                score[j].thread_elements().y = 0;
-            }
-            #pragma unroll
-            for (int i = 0; i < Shape::KEY_FRAGMENTS; i += 2) {
-                #pragma unroll
-                for (int j = 0; j < R; j += 2) {
-                    const uint upper = key_words[j][i / RUN], lower = key_words[j + 1][i / RUN];
-                    multiply_accumulate_16x8x16(
-                        score[j], score[j + 1], matrix_of<Half8x8>(keys.fragment(upper, i % RUN)),
-                        matrix_of<Half8x8>(keys.fragment(upper, i % RUN + 1)), matrix_of<Half8x8>(keys.fragment(lower, i % RUN)),
-                        matrix_of<Half8x8>(keys.fragment(lower, i % RUN + 1)), folded[i], folded[i + 1]);
-                }
-            }
-            // Registers are filled for the next tile as soon as they are free.
-            const bool more = tile + 1 < TILE_ROWS / ROWS || group + 1 < last;
-            const Keys next_keys = tile_keys.from(ROWS);
-            tile_values.advance(ROWS);
-            if (more) {
-                #pragma unroll
-                for (int j = 0; j < R; j++) load_words(next_keys.words(8 * j) + place.quad * W, key_words[j]);
-            }
-            if (more && tile + 1 == TILE_ROWS / ROWS) {
-                group_keys = group_keys.from(TILE_ROWS);
-                #pragma unroll
-                for (int w = 0; w < W; w++) group_keys.fold(place.channel(w), fold[w]);
-            }
-
-            float highest0 = -INFINITY, highest1 = -INFINITY, largest_scale0 = 0, largest_scale1 = 0;
-            #pragma unroll
-            for (int j = 0; j < R; j++) {
-                thread auto& s = score[j].thread_elements();
-                if constexpr (Keys::ROW_FACTORS) {
-                    const float factor = tile_keys.factor(8 * j);
-                    s.x *= factor;
-                    s.y *= factor;
-                }
-                logits.write_if(place.copy0 == 0 && place.column0 < heads, place.column0, row + 8 * j + token, s.x * factor0 + bias0);
-                logits.write_if(place.copy1 == 0 && place.column1 < heads, place.column1, row + 8 * j + token, s.y * factor1 + bias1);
-                highest0 = metal::max(highest0, s.x);
-                highest1 = metal::max(highest1, s.y);
-                largest_scale0 = metal::max(largest_scale0, scales[j].largest0());
-                if constexpr (Shape::COPIES_DIFFER) largest_scale1 = metal::max(largest_scale1, scales[j].largest1());
-            }
-            highest0 = highest0 * factor0 + bias0 + metal::fast::log2(largest_scale0);
-            highest1 = highest1 * factor1 + bias1 + metal::fast::log2(Shape::COPIES_DIFFER ? largest_scale1 : largest_scale0);
-            // The maximum moves only once it has fallen 8 behind, a factor of 256.
-            if (simd_any(highest0 > state.maximum0 + 8.0f || highest1 > state.maximum1 + 8.0f)) {
-                state.raise(metal::max(state.maximum0, row_max(highest0)), metal::max(state.maximum1, row_max(highest1)));
-            }
-            const float offset0 = bias0 - state.maximum0, offset1 = bias1 - state.maximum1;
+    // Attends to the tile in hand. If there are MORE, registers are filled for the next one as soon as they are free; that is known
+    // at compile time, because a register that may keep its old number is not free.
+    template <bool MORE, typename Logits>
+    METAL_FUNC void attend(thread TileState<Shape>& state, Logits logits, int heads, bool last_of_group) {
+        simdgroup_float8x8 score[R];
+        #pragma unroll
+        for (int j = 0; j < R; j++) {
+            score[j].thread_elements().x = 0;
+            score[j].thread_elements().y = 0;
+        }
+        #pragma unroll
+        for (int i = 0; i < Shape::KEY_FRAGMENTS; i += 2) {
             #pragma unroll
             for (int j = 0; j < R; j += 2) {
-                Half8x8 probability[Shape::SETS][2];
+                const uint upper = key_words[j][i / RUN], lower = key_words[j + 1][i / RUN];
+                multiply_accumulate_16x8x16(
+                    score[j], score[j + 1], matrix_of<Half8x8>(tile_keys.fragment(upper, i % RUN)),
+                    matrix_of<Half8x8>(tile_keys.fragment(upper, i % RUN + 1)),
+                    matrix_of<Half8x8>(tile_keys.fragment(lower, i % RUN)),
+                    matrix_of<Half8x8>(tile_keys.fragment(lower, i % RUN + 1)), folded[i], folded[i + 1]);
+            }
+        }
+        if constexpr (Keys::ROW_FACTORS) {
+            #pragma unroll
+            for (int j = 0; j < R; j++) {
+                const float factor = tile_keys.factor(8 * j);
+                score[j].thread_elements().x *= factor;
+                score[j].thread_elements().y *= factor;
+            }
+        }
+        if constexpr (MORE) {
+            tile_keys = tile_keys.from(ROWS);
+            load_keys();
+            if (TILE_ROWS == ROWS || last_of_group) {
+                group_keys = group_keys.from(TILE_ROWS);
+                load_fold();
+            }
+            tile_values.advance(ROWS);
+        }
+
+        float highest0 = -INFINITY, highest1 = -INFINITY, largest_scale0 = 0, largest_scale1 = 0;
+        #pragma unroll
+        for (int j = 0; j < R; j++) {
+            const float s0 = score[j].thread_elements().x, s1 = score[j].thread_elements().y;
+            const int token = row + 8 * j + place.token();
+            logits.write_if(place.copy0 == 0 && place.column0 < heads, place.column0, token, s0 * factor0 + bias0);
+            logits.write_if(place.copy1 == 0 && place.column1 < heads, place.column1, token, s1 * factor1 + bias1);
+            highest0 = metal::max(highest0, s0);
+            highest1 = metal::max(highest1, s1);
+            largest_scale0 = metal::max(largest_scale0, scales[j].largest0());
+            if constexpr (Shape::COPIES_DIFFER) largest_scale1 = metal::max(largest_scale1, scales[j].largest1());
+        }
+        highest0 = highest0 * factor0 + bias0 + metal::fast::log2(largest_scale0);
+        highest1 = highest1 * factor1 + bias1 + metal::fast::log2(Shape::COPIES_DIFFER ? largest_scale1 : largest_scale0);
+        // The maximum moves only once it has fallen 8 behind, a factor of 256.
+        if (simd_any(highest0 > state.maximum0 + 8.0f || highest1 > state.maximum1 + 8.0f)) {
+            state.raise(metal::max(state.maximum0, row_max(highest0)), metal::max(state.maximum1, row_max(highest1)));
+        }
+        const float offset0 = bias0 - state.maximum0, offset1 = bias1 - state.maximum1;
+        #pragma unroll
+        for (int j = 0; j < R; j += 2) {
+            Half8x8 probability[Shape::SETS][2];
+            #pragma unroll
+            for (int u = 0; u < 2; u++) {
+                const float p0 = metal::fast::exp2(score[j + u].thread_elements().x * factor0 + offset0);
+                const float p1 = metal::fast::exp2(score[j + u].thread_elements().y * factor1 + offset1);
+                state.sum0 += p0;
+                state.sum1 += p1;
                 #pragma unroll
-                for (int u = 0; u < 2; u++) {
-                    const float p0 = metal::fast::exp2(score[j + u].thread_elements().x * factor0 + offset0);
-                    const float p1 = metal::fast::exp2(score[j + u].thread_elements().y * factor1 + offset1);
-                    state.sum0 += p0;
-                    state.sum1 += p1;
-                    #pragma unroll
-                    for (int set = 0; set < Shape::SETS; set++) {
-                        probability[set][u] = matrix_of<Half8x8>(
-                            pack_half2(p0 * scales[j + u].scale0(set), p1 * scales[j + u].scale1(set)));
-                        state.minimum0[set] += p0 * scales[j + u].minimum0(set);
-                        state.minimum1[set] += p1 * scales[j + u].minimum1(set);
-                    }
-                }
-                #pragma unroll
-                for (int b = 0; b < Shape::BLOCKS; b++) {
-                    #pragma unroll
-                    for (int f = 0; f < Shape::CHUNK; f += 2) {
-                        const int i = f / Shape::VALUE_RUN, code = f % Shape::VALUE_RUN;
-                        const uint x0 = value_words[j][0].unit(b, i) | value_words[j][1].unit(b, i) << 16;
-                        const uint x1 = value_words[j + 1][0].unit(b, i) | value_words[j + 1][1].unit(b, i) << 16;
-                        #pragma unroll
-                        for (int n = 0; n < Shape::REPEATS; n++) {
-                            multiply_accumulate_16x8x16(
-                                state.value[n][b * Shape::CHUNK + f], state.value[n][b * Shape::CHUNK + f + 1],
-                                matrix_of<Half8x8>(values.fragment(x0, code)), matrix_of<Half8x8>(values.fragment(x1, code)),
-                                matrix_of<Half8x8>(values.fragment(x0, code + 1)), matrix_of<Half8x8>(values.fragment(x1, code + 1)),
-                                probability[Shape::set_of(b, n)][0], probability[Shape::set_of(b, n)][1]);
-                        }
-                    }
-                }
-                if (more) {
-                    #pragma unroll
-                    for (int u = 0; u < 2; u++) tile_values.load(8 * (j + u), value_words[j + u], scales[j + u]);
+                for (int set = 0; set < Shape::SETS; set++) {
+                    probability[set][u] = matrix_of<Half8x8>(
+                        pack_half2(p0 * scales[j + u].scale0(set), p1 * scales[j + u].scale1(set)));
+                    state.minimum0[set] += p0 * scales[j + u].minimum0(set);
+                    state.minimum1[set] += p1 * scales[j + u].minimum1(set);
                 }
             }
-            row += ROWS;
-            tile_keys = next_keys;
+            #pragma unroll
+            for (int b = 0; b < Shape::BLOCKS; b++) {
+                #pragma unroll
+                for (int f = 0; f < Shape::CHUNK; f += 2) {
+                    const int i = f / Shape::VALUE_RUN, code = f % Shape::VALUE_RUN;
+                    const uint x0 = value_words[j][0].unit(b, i) | value_words[j][1].unit(b, i) << 16;
+                    const uint x1 = value_words[j + 1][0].unit(b, i) | value_words[j + 1][1].unit(b, i) << 16;
+                    #pragma unroll
+                    for (int n = 0; n < Shape::REPEATS; n++) {
+                        multiply_accumulate_16x8x16(
+                            state.value[n][b * Shape::CHUNK + f], state.value[n][b * Shape::CHUNK + f + 1],
+                            matrix_of<Half8x8>(tile_values.fragment(x0, code)), matrix_of<Half8x8>(tile_values.fragment(x1, code)),
+                            matrix_of<Half8x8>(tile_values.fragment(x0, code + 1)),
+                            matrix_of<Half8x8>(tile_values.fragment(x1, code + 1)), probability[Shape::set_of(b, n)][0],
+                            probability[Shape::set_of(b, n)][1]);
+                    }
+                }
+            }
+            if constexpr (MORE) {
+                #pragma unroll
+                for (int u = 0; u < 2; u++) tile_values.load(8 * (j + u), value_words[j + u], scales[j + u]);
+            }
         }
+        row += ROWS;
     }
+};
+
+// Groups first..last-1 of TILE_ROWS rows each, in tiles of ROWS.
+template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys, typename Values, typename Pairs, typename Logits>
+METAL_FUNC void attend_tiles(
+    thread TileState<Shape>& state, Keys keys, Values values, Pairs query, float unit0, float unit1, Logits logits, int heads,
+    int first, int last, int lane) {
+    constexpr int TILES = TILE_ROWS / ROWS;          // of a group
+    state.clear();
+    if (first >= last) return;
+    TileWalk<Shape, TILE_ROWS, ROWS, VALUE_BITS, Keys, Values> walk(keys, values, first * TILE_ROWS, lane);
+    const int tiles = (last - first) * TILES;
+    #pragma unroll 1
+    for (int tile = 0; tile + 1 < tiles; tile++) {
+        if (tile % TILES == 0) walk.fold_query(query, unit0, unit1, lane);
+        walk.template attend<true>(state, logits, heads, (tile + 1) % TILES == 0);
+    }
+    if (TILES == 1) walk.fold_query(query, unit0, unit1, lane);
+    walk.template attend<false>(state, logits, heads, true);
     state.sum0 = row_sum(state.sum0);
     state.sum1 = row_sum(state.sum1);
     #pragma unroll
