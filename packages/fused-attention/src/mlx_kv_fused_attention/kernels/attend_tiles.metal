@@ -64,13 +64,18 @@
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    #pragma unroll
-    for (int h = 0; h < GROUP; h++) {
+    #pragma unroll 1
+    for (int h = 0; h < GROUP; h++) {                // not unrolled: code that runs once is read from memory as rows are
         const float3 weight = weigh<SIMDGROUPS>(
             maxima + h * SIMDGROUPS, sums + h * SIMDGROUPS, maxima[h * SIMDGROUPS + simdgroup]);
         if (split < row_splits) {
             #pragma unroll
-            for (int c = 0; c < VC; c++) weighed[(simdgroup * 32 + lane) * VC + c] = rows.value[h][c] * weight.x;
+            for (int own = 0; own < GROUP; own++) {  // registers have no addresses
+                #pragma unroll
+                for (int c = 0; c < VC; c++) {
+                    if (own == h) weighed[(simdgroup * 32 + lane) * VC + c] = rows.value[own][c] * weight.x;
+                }
+            }
         } else {
             store_channels<Values>(tiles, weighed + simdgroup * 32 * VC, h, weight.y, lane);
         }
