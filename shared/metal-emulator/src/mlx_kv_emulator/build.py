@@ -31,6 +31,8 @@ OBJECT = [
     *(() if MACOS else ("-fstack-clash-protection",)),
     # A variable that was never set holds a pattern that is a NaN as a float.
     "-ftrivial-auto-var-init=pattern",
+    # Kernels ask for loops to be unrolled so that arrays become registers. Here that is most of the time of a compile.
+    *("-mllvm", "-unroll-threshold=0", "-mllvm", "-pragma-unroll-threshold=0"),
 ]
 CHECKS = [
     *("-DMSL_CHECKED", "-O1", "-g1", "-fsanitize=thread"),
