@@ -11,7 +11,7 @@ from mlx_kv import plugins
 def add_method(monkeypatch):
     """Register a config class as an installed method, or an exception as what loading its package raises."""
     added = {}
-    points, load = plugins._points(), plugins._load
+    points, load = dict(plugins._points()), plugins._load
 
     def loaded(point):
         found = added[point.name] if point.name in added else load(point)

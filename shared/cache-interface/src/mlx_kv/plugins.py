@@ -70,6 +70,7 @@ def _load(point: EntryPoint) -> type[Method]:
     return cast("type[Method]", point.load())
 
 
+@cache  # it reads the metadata of every distribution: milliseconds, and for every cache that is made
 def _points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
