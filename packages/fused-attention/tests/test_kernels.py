@@ -54,7 +54,7 @@ MUTANTS = {
         Mutant("largest = simd_max(largest);", ""),
         Mutant("        spread_query<Shape>(", "        if (split == row_splits) spread_query<Shape>("),
         Mutant("(splits - row_splits) * SIMDGROUPS", "splits * SIMDGROUPS"),
-        Mutant("rows.value[h][c] * weight.x", "rows.value[h][c]"),
+        Mutant("rows.value[own][c] * weight.x", "rows.value[own][c]"),
         Mutant("weighed + simdgroup * 32 * VC, h", "weighed, h"),
         Mutant("long(first_head + h) * splits + split", "long(first_head + h) * splits"),
         Mutant("* GROUP;", "* GROUP + 1;"),

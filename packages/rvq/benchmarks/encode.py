@@ -3,7 +3,7 @@
     python packages/rvq/benchmarks/encode.py results.json
 
 Rows [1, 8, rows, 128] in bfloat16 are random and taken in turns, so that no cache holds them. Times are medians of
-calls that follow each other, kernel and reference both under mx.compile. Bandwidths count bytes read plus bytes
+calls that follow each other, kernel and reference both as a store calls them. Bandwidths count bytes read plus bytes
 written, beside those of a copy in the same run. A decode step over encoded rows (mlx-kv-fused-attention) is timed
 beside MLX's own attention over bfloat16 rows.
 """
@@ -91,9 +91,7 @@ def measure(
     moved = inputs[0].nbytes + sum(array.nbytes for array in codes[0])
     result: dict[str, Any] = {"bits": bits, "center": center, "shape": list(inputs[0].shape), "bytes": moved}
     for name, op, given in (("encode", encoded, inputs), ("decode", decoded, codes)):
-        kernel, reference = (
-            stream(compiled(partial(op, backend=which), backend), given, rounds) for which in (backend, "reference")
-        )
+        kernel, reference = (stream(partial(op, backend=which), given, rounds) for which in (backend, "reference"))
         result[name] = {
             "us": 1e6 * kernel,
             "reference_us": 1e6 * reference,
@@ -136,10 +134,6 @@ def attention(rows: int, backend: str, rounds: int) -> dict[str, Any]:
         "relative_error": float(mx.linalg.norm(got - truth) / mx.linalg.norm(truth)),
         "bytes_held": stores[0].nbytes,
     }
-
-
-def compiled(op: Callable[[Any], Any], backend: str) -> Callable[[Any], Any]:
-    return op if backend == "emulator" else mx.compile(op)  # which has no place in a graph
 
 
 def stream(op: Callable[[Any], Any], inputs: Sequence[Any], rounds: int) -> float:

@@ -4,7 +4,7 @@
 template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys, typename Values> struct TileWalk {
     using Fold = typename Keys::template Fold<Shape::KEY_RUN>;
     using Half8x8 = simdgroup_half8x8;
-    static constexpr constant int R = ROWS / 8;      // fragments of a tile
+    static constexpr constant int R = ROWS / 8;      // fragments of a tile, in fours
     static constexpr constant int W = Shape::KEY_WORDS, RUN = Shape::KEY_RUN;
     static constexpr constant float HEADROOM = 4096.0f;  // folded queries are below 2^14: small ones keep their bits, sums are in float
     const FragmentPlace<Shape> place;
@@ -99,10 +99,6 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
         if constexpr (MORE) {
             tile_keys = tile_keys.from(ROWS);
             load_keys();
-            if (TILE_ROWS == ROWS || last_of_group) {
-                group_keys = group_keys.from(TILE_ROWS);
-                load_fold();
-            }
             tile_values.advance(ROWS);
         }
 
@@ -163,6 +159,10 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
             if constexpr (MORE) {
                 #pragma unroll
                 for (int u = 0; u < 2; u++) tile_values.load(8 * (j + u), value_words[j + u], scales[j + u]);
+                if (j == R / 2 && (TILE_ROWS == ROWS || last_of_group)) {
+                    group_keys = group_keys.from(TILE_ROWS);
+                    load_fold();
+                }
             }
         }
         row += ROWS;

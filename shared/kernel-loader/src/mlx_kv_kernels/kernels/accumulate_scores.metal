@@ -68,7 +68,9 @@ METAL_FUNC float gumbel(uint hash, uint position) {
         hashes[g] = mix(mix(mix(uint(params[0])), uint(params[1])), kv_head * GROUP + g);
         seen[g] = Statistics{-INFINITY, 0};
     }
-    for (uint row = thread_index; row < rows; row += THREADS) {
+    for (uint base = 0; base < rows; base += THREADS) {  // as often in every lane, so that all come to the shuffles together
+        const uint row = base + thread_index;
+        if (row >= rows) continue;
         const int where = row + 1 < rows ? positions[own + row] : position;
         for (uint g = 0; g < GROUP; g++) {
             float x = logits[own_logits + g * logit_rows + row];
@@ -94,7 +96,9 @@ METAL_FUNC float gumbel(uint hash, uint position) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     Lowest lowest = {INFINITY, -1, 0};
-    for (uint row = thread_index; row < room; row += THREADS) {
+    for (uint base = 0; base < room; base += THREADS) {
+        const uint row = base + thread_index;
+        if (row >= room) continue;
         if (row >= rows) {
             out_scores[own + row] = scores[own + row];
             out_positions[own + row] = positions[own + row];
