@@ -43,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path, help="where to write the JSON")
     parser.add_argument("--rows", type=int, default=32768, help="rows of the long case (default 32768)")
+    parser.add_argument("--ops", nargs="+", choices=list(OPS), default=list(OPS), help="default all")
     parser.add_argument("--backend", default="auto", help="default auto")
     parser.add_argument("--commit", default=None, help="default: what git says")
     parser.add_argument("--rounds", type=int, default=15, help="measurements of which the median is taken")
@@ -54,7 +55,7 @@ def main() -> None:
     cases = [
         (name, bits, (1, 8, rows, 128))
         for rows in (options.rows, 128, 1)
-        for name in OPS
+        for name in options.ops
         for bits in (2, 4)
         if rows % GROUP_SIZE == 0 or name.endswith("values")
     ]

@@ -13,6 +13,7 @@ from mlx_kv.layout import Format, Layout
 from mlx_kv.rows import Span
 from mlx_kv_kernels import resolve_backend
 from mlx_kv_kernels.kernel import CONSTANT_BELOW
+from mlx_kv_kernels.numbers import numbers
 
 from . import reference
 from .merge import launch_merge
@@ -99,11 +100,11 @@ def _prepare(
     chosen = splits_of(format, rows, tiles, of_layout.threadgroups_per_core, splits)
     logit_rows = max(rows) if logits else 0
     launch = _launcher(of_layout, len(rows), query_heads, chosen.rows + chosen.tiles, logit_rows, backend)
-    numbers: list[int] = []
+    own: list[int] = []
     for count, tile, place in zip(rows, tiles, places, strict=True):
-        numbers += (count, *tile, logit_rows, chosen.rows, *place)
-    padding = [0] * (CONSTANT_BELOW - len(numbers))  # fewer numbers would be in another address space
-    return launch, mx.array([*numbers, *padding], dtype=mx.int32)
+        own += (count, *tile, logit_rows, chosen.rows, *place)
+    padding = [0] * (CONSTANT_BELOW - len(own))  # fewer numbers would be in another address space
+    return launch, numbers((*own, *padding), mx.int32)
 
 
 @lru_cache(1024)

@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx_kv_kernels import Backend, Kernel, UnavailableBackendError, resolve_backend
 from mlx_kv_kernels.backend import ENVIRONMENT_VARIABLE
 from mlx_kv_kernels.kernel import CONSTANT_BELOW
+from mlx_kv_kernels.numbers import numbers
 
 from .codebook import codebooks, midpoints
 from .config import BLOCK
@@ -122,22 +123,21 @@ def tables(dim: int, seed: int, bits: int, stages: int, transposed: bool) -> tup
     if transposed:
         rows = tuple(sum((row >> b & 1) << i for i, row in enumerate(rows)) for b in range(len(rows)))
     books = codebooks(dim, bits, stages)
-    numbers = [*chain.from_iterable(books), *chain.from_iterable((*midpoints(book), 0.0) for book in books)]
-    return flips, mx.array(_filled(rows), mx.uint32), mx.array(_filled(numbers))
+    levels = [*chain.from_iterable(books), *chain.from_iterable((*midpoints(book), 0.0) for book in books)]
+    return flips, numbers(_filled(rows), mx.uint32), numbers(_filled(levels), mx.float32)
 
 
 def _words(bits: Sequence[int]) -> mx.array:
-    return mx.array([sum(1 << bit % 32 for bit in bits if bit // 32 == word) for word in range(8)], mx.uint32)
+    return numbers(tuple(sum(1 << bit % 32 for bit in bits if bit // 32 == word) for word in range(8)), mx.uint32)
 
 
-@cache
-def _params(numbers: tuple[int, ...]) -> mx.array:
-    return mx.array(_filled(numbers), mx.int32)
+def _params(values: tuple[int, ...]) -> mx.array:
+    return numbers(_filled(values), mx.int32)
 
 
-def _filled(numbers: Sequence[float]) -> list[float]:
+def _filled(values: Sequence[float]) -> tuple[float, ...]:
     """The numbers of an input, 8 or more: fewer would lie in Metal's constant memory, with other pointers."""
-    return [*numbers, *[0] * (CONSTANT_BELOW - len(numbers))]
+    return (*values, *[0] * (CONSTANT_BELOW - len(values)))
 
 
 def _roomy(x: mx.array) -> mx.array:

@@ -13,6 +13,7 @@ import mlx.core as mx
 from . import accumulate_reference as reference
 from .backend import resolve_backend
 from .kernel import Kernel
+from .numbers import numbers
 from .rows import topk_rows
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def accumulate_scores(
     if chosen == "reference":
         return reference.accumulate_scores(logits, scores, positions, steps, sinks, noise)
     seed, layer, scale = noise or Noise(0, 0)
-    numbers = [n for s in steps for n in (s.begin, s.rows, s.limit, s.position, s.window, s.drops)]
+    own = [n for s in steps for n in (s.begin, s.rows, s.limit, s.position, s.window, s.drops)]
     threads = 256 if logits.shape[2] <= 2048 else 1024
     outputs = ACCUMULATE_SCORES(
         inputs=[
@@ -110,8 +111,8 @@ def accumulate_scores(
             scores,
             positions,
             mx.full((query_heads,), -float("inf")) if sinks is None else sinks.astype(mx.float32),
-            mx.array([scale, *(step.temperature for step in steps)], mx.float32),
-            mx.array([seed - (1 << 32) if seed >= 1 << 31 else seed, layer, *numbers], mx.int32),
+            numbers((scale, *(step.temperature for step in steps)), mx.float32),
+            numbers((seed - (1 << 32) if seed >= 1 << 31 else seed, layer, *own), mx.int32),
         ],
         template={"GROUP": query_heads // kv_heads, "NOISE": noise is not None, "THREADS": threads},
         grid=(batch * kv_heads * threads, 1, 1),

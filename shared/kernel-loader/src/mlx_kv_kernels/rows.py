@@ -11,6 +11,7 @@ import mlx.core as mx
 from . import reference
 from .backend import resolve_backend
 from .kernel import CONSTANT_BELOW, Kernel
+from .numbers import numbers
 
 if TYPE_CHECKING:
     from jaxtyping import Float32, Int, Shaped, UInt32
@@ -62,9 +63,9 @@ def topk_rows(
     if backend == "reference":
         return reference.topk_rows(scores, k, lengths)
     if lengths is None:
-        params = mx.array([k] + [rows] * batch, dtype=mx.int32)
+        params = numbers((k, *[rows] * batch), mx.int32)
     else:
-        params = mx.concatenate([mx.array([k], dtype=mx.int32), mx.clip(lengths, 0, rows).astype(mx.int32)])
+        params = mx.concatenate([numbers((k,), mx.int32), mx.clip(lengths, 0, rows).astype(mx.int32)])
     threads = 256 if rows <= 2048 else 1024
     return TOPK_ROWS(
         inputs=[_in_device_memory(scores), params],

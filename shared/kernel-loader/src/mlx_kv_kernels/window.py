@@ -12,6 +12,7 @@ import mlx.core as mx
 from . import window_reference as reference
 from .backend import ENVIRONMENT_VARIABLE, Backend, UnavailableBackendError, resolve_backend
 from .kernel import Kernel
+from .numbers import numbers
 from .rows import topk_rows
 
 if TYPE_CHECKING:
@@ -85,11 +86,11 @@ def window_scores(
             inputs=[
                 mx.contiguous(queries),
                 keys,
-                mx.array([factor], mx.float32),
+                numbers((factor,), mx.float32),
                 logits,
                 biases,
                 statistics,
-                mx.array([share], mx.int32),
+                numbers((share,), mx.int32),
             ],
             template={
                 "T": keys.dtype,
@@ -150,7 +151,7 @@ def pool_scores(
     if chosen == "reference":
         return reference.pool_scores(votes, window, kernel_size, pooling, sinks)
     return POOL_SCORES(
-        inputs=[votes, mx.array([sinks, window], mx.int32)],
+        inputs=[votes, numbers((sinks, window), mx.int32)],
         template={"KERNEL": kernel_size, "MEAN": pooling == "avg", "THREADS": _THREADS},
         grid=(-(-rows // _THREADS) * _THREADS, batch * kv_heads, 1),
         threadgroup=(_THREADS, 1, 1),
