@@ -35,6 +35,7 @@ class Row:
 KERNELS, FUSED = "mlx-kv-kernels", "mlx-kv-fused-attention"
 ROWS = [
     Row("kivi(bits=2)", ("mlx-kv-kivi",)),
+    Row("kivi(bits=2, group_size=64)", ("mlx-kv-kivi", FUSED)),
     Row("rvq", ("mlx-kv-rvq",)),
     Row("h2o(heavy=128, recent=128)", (KERNELS,)),
     Row("keyformer(budget=256)", (KERNELS,)),
@@ -108,7 +109,7 @@ READERS: dict[str, Reader] = {
     "full": perplexities,
     "seeds": evaluations,
     "table": passkeys,
-    "copy_gigabytes_per_second": decodes,
+    "after_snapkv": decodes,
     "ran_on_gpu": selftests,
 }
 """By a key that only this kind of file has."""
