@@ -117,8 +117,10 @@ class WindowPolicy(Policy):
         window = self.options.window
         if not self.options.decode_budget:
             starts = [n > 1 and not before for n, before in zip(counts, armed, strict=True)]
-            self.queries.drop_front([n if start else 0 for n, start in zip(self.queries.lengths, starts, strict=True)])
             counts = [n if n > 1 or end else 0 for n, end in zip(counts, ended, strict=True)]
+            if not any(counts):
+                return False
+            self.queries.drop_front([n if start else 0 for n, start in zip(self.queries.lengths, starts, strict=True)])
         spans = [(last - min(n, window), last) for n, (_, last) in zip(counts, chunk.spans, strict=True)]
         self.queries.append(chunk.queries, spans)
         self.queries.drop_front([max(n - window, 0) for n in self.queries.lengths])
