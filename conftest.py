@@ -1,10 +1,17 @@
 """For all packages' tests: OpenBLAS before mlx is imported, and a summary of what was measured and what did not run."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 import pytest
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the tests run in two processes
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    # Each of the processes that the tests start would compile all of mlx-lm, 2 s: for this run Python has a folder.
+    os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="bytecode-")
+    atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
 
 try:
     from mlx_kv_cli.blas import load_openblas
