@@ -7,6 +7,7 @@ import pytest
 
 from mlx_kv import make_prompt_cache
 from mlx_kv.testing.driving import contents
+from mlx_kv.testing.softmax import numpy_softmax
 from mlx_kv_cli.models import load_model
 from mlx_kv_cli.perplexity import perplexities
 from mlx_kv_rvq import Rvq, RvqStore
@@ -20,7 +21,8 @@ def results():
     loaded = load_model("smollm2")
     tokens = loaded.tokenizer.encode(pydoc_data.topics.topics["typesseq"])[:768]
     factories = {spec: lambda spec=spec: make_prompt_cache(loaded.model, spec) for spec in LIMITS}
-    return perplexities(loaded.model, tokens, factories, prefill=512, chunk=64)
+    with numpy_softmax():
+        return perplexities(loaded.model, tokens, factories, prefill=512, chunk=64)
 
 
 @pytest.mark.parametrize("spec", LIMITS)

@@ -118,14 +118,22 @@ def unpack(
     words: UInt32[mx.array, "*batch rows words"], bits: int, channels: int
 ) -> UInt32[mx.array, "*batch rows channels"]:
     """Undo `pack`: the first `channels` codes of each row."""
-    bit = mx.arange(channels, dtype=mx.uint32) * bits
-    word, shift = bit // 32, bit % 32
-    codes = mx.take(words, word, axis=-1) >> shift
-    if 32 % bits:  # codes that straddle a word border have their upper bits in the next word
-        following = mx.minimum(word + 1, words.shape[-1] - 1)
-        upper = mx.take(words, following, axis=-1) << (32 - mx.maximum(shift, 1))
-        codes = codes | mx.where(shift + bits > 32, upper, 0)
-    return codes & ((1 << bits) - 1)
+    period = 32 // gcd(32, bits)
+    count = bits * period // 32  # words of a cycle
+    *batch, held = words.shape
+    padded = mx.pad(words, [(0, 0)] * len(batch) + [(0, -held % count)])
+    cycles = padded.reshape(*batch, padded.shape[-1] // count, count)
+    codes: list[mx.array] = []
+    for word in range(count):
+        begin, end = -(-32 * word // bits), -(-32 * (word + 1) // bits)  # the codes that begin in this word
+        shifts = mx.arange(begin, end, dtype=mx.uint32) * bits - 32 * word
+        part = cycles[..., word : word + 1] >> shifts
+        if end * bits > 32 * (word + 1):
+            # The last one's upper bits are in the next word; of what the others get, the mask below leaves nothing.
+            part = part | cycles[..., word + 1 : word + 2] << mx.minimum(32 - shifts, 31)
+        codes.append(part)
+    together = mx.concatenate(codes, axis=-1) & ((1 << bits) - 1)
+    return together.reshape(*batch, cycles.shape[-2] * period)[..., :channels]
 
 
 def words_of(channels: int, bits: int) -> int:

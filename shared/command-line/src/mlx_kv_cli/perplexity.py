@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import mlx.core as mx
 
@@ -84,19 +84,27 @@ def perplexities(
     runs = {FULL: _Run(lm.full_cache(model)), **{name: _Run(factory()) for name, factory in factories.items()}}
     for start, end in _spans(len(tokens), prefill, chunk):
         targets = ids[start + 1 : end + 1] if end >= prefill else None
-        reference: mx.array | None = None
+        reference: _Reference | None = None
         for run in runs.values():
             if targets is None:  # a piece of the prompt
                 lm.feed(model, ids[None, start:end], run.cache)
                 continue
             log_p = _log_softmax(lm.logits(model, ids[None, start:end], run.cache)[0])
-            reference = log_p if reference is None else reference  # the full cache comes first
+            reference = reference or _Reference(log_p, mx.exp(log_p), mx.argmax(log_p, axis=-1))  # the full cache's
             run.score(log_p, reference, targets)
         mx.clear_cache()
         on_progress(end, len(tokens) - 1)
     full = runs[FULL]
     fp16_bytes = memory_report(full.cache).fp16_bytes
     return {name: run.result(full, fp16_bytes) for name, run in runs.items()}
+
+
+class _Reference(NamedTuple):
+    """The distributions [tokens, vocabulary] through the full cache, and the likeliest tokens."""
+
+    log_p: mx.array
+    p: mx.array
+    top: mx.array
 
 
 @dataclass
@@ -111,12 +119,12 @@ class _Run:
     def score(
         self,
         log_p: Float[mx.array, "tokens vocabulary"],
-        reference: Float[mx.array, "tokens vocabulary"],
+        reference: _Reference,
         targets: Int[mx.array, " tokens"],
     ) -> None:
         nll = -mx.take_along_axis(log_p, targets[:, None], axis=-1)[:, 0]
-        kl = mx.sum(mx.exp(reference) * (reference - log_p), axis=-1)
-        agree = (mx.argmax(log_p, axis=-1) == mx.argmax(reference, axis=-1)).astype(mx.float32)
+        kl = mx.sum(reference.p * (reference.log_p - log_p), axis=-1)
+        agree = (mx.argmax(log_p, axis=-1) == reference.top).astype(mx.float32)
         for total, values in ((self.nll, nll), (self.kl, kl), (self.agree, agree)):
             total.extend(cast("list[float]", values.tolist()))
 
