@@ -11,8 +11,9 @@ from mlx_kv_kernels import UnavailableBackendError, window
 from mlx_kv_kernels.testing import Leg, Mutant, array, arrays, check_case, check_parity, surviving_mutants
 from mlx_kv_kernels.window import POOL_SCORES, WINDOW_SCORES, pool_scores, select_window_rows, window_scores
 
-# float32 sums of up to 256 products and as many probabilities, in another order than the reference's; exp2 for exp.
-RTOL, ATOL = 3e-5, 1e-7
+# Scores reach 300 here (256 equal products). Rounded once to float32 they are off by 300 * 2^-24 = 2e-5, which exp turns into a
+# relative error; the reference and a kernel round them several times, in another order.
+RTOL, ATOL = 1e-4, 1e-7
 
 
 def oracle(queries, keys, scale=None, sinks=None, bias=None):
