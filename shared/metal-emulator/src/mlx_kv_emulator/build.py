@@ -56,12 +56,14 @@ def _everything_else() -> str:
 
 def runtime_library() -> Path:
     """The runtime as a shared library, built on first use."""
-    sources = sorted(RUNTIME_FOLDER.glob("*.cpp"))
     flags = ["-std=c++20", "-O2", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-sanitize=all"]
-    shared = ["-dynamiclib"] if MACOS else ["-shared", "-Wl,--no-as-needed", "-lm", "-lpthread"]
 
-    def build(_scratch: Path, target: Path) -> None:
-        run([*toolchain().build, *flags, *sources, "-o", target, *shared])
+    def build(scratch: Path, target: Path) -> None:
+        # Without the system's libraries, which the process has: zig would build its own first, for half a minute.
+        objects = [scratch / f"{source.stem}.o" for source in sorted(RUNTIME_FOLDER.glob("*.cpp"))]
+        for made in objects:
+            run([*toolchain().build, *flags, "-c", RUNTIME_FOLDER / f"{made.stem}.cpp", "-o", made])
+        run([*toolchain().link, *objects, "-o", target])
 
     return build_once(f"runtime-{digest(_everything_else(), *flags)}{SUFFIX}", build)
 

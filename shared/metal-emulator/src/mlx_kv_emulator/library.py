@@ -10,6 +10,7 @@ from pathlib import Path
 
 from . import abi
 from .build import runtime_library
+from .toolchain import MACOS
 
 # The runtime keeps its state in globals and ctypes drops the interpreter's lock, so launches take turns.
 LOCK = threading.Lock()
@@ -17,7 +18,9 @@ LOCK = threading.Lock()
 
 @functools.cache
 def runtime() -> ctypes.CDLL:
-    """The runtime; kernels find its functions because it is loaded globally."""
+    """The runtime; kernels find its functions because it is loaded globally, as are the system's that both call."""
+    if not MACOS:
+        ctypes.CDLL("libm.so.6", mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(runtime_library()), mode=ctypes.RTLD_GLOBAL)
 
 

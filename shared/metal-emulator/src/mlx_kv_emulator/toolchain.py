@@ -26,8 +26,8 @@ class Toolchain:
 
     Attributes:
         compile: clang itself, which makes objects of kernels.
-        link: makes a shared library of objects that use nothing but the runtime.
-        build: compiles and links the runtime, which uses the system's headers.
+        link: makes a shared library of objects; what they call, the process has.
+        build: compiles the runtime, which uses the system's headers.
         identity: changes when the compiler does.
     """
 
