@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import mlx.core as mx
 import pytest
 
@@ -87,7 +89,7 @@ def test_each_variant_is_built_once(write_kernel, monkeypatch):
     assert all(description["name"].startswith("multiply_") for description in built)
 
 
-def test_cuda_is_given_the_prelude_the_positions_and_the_launch_bounds(write_kernel, monkeypatch):
+def test_cuda_is_given_files_of_prelude_positions_launch_bounds_and_text(write_kernel, monkeypatch):
     built = []
 
     def cuda_kernel(**description):
@@ -96,14 +98,17 @@ def test_cuda_is_given_the_prelude_the_positions_and_the_launch_bounds(write_ker
 
     monkeypatch.setattr(kernel, "resolve_backend", lambda _: "cuda")
     monkeypatch.setattr(mx.fast, "cuda_kernel", cuda_kernel)
-    multiply = write_kernel("multiply", MULTIPLY, ["x"], ["out"], template=("FACTOR",))
+    text = MULTIPLY.replace("FACTOR)", "FACTOR + 0 * x_shape[0])")
+    multiply = write_kernel("multiply", text, ["x"], ["out"], template=("FACTOR",))
     launch(multiply, mx.zeros((64,)), "cuda", FACTOR=2)
-    header, body = built[0]["header"], built[0]["source"]
+    *mentioned, included = built[0]["source"].splitlines()
+    assert mentioned == ["// x_shape"]  # without strides and ndim: MLX hands over what a body names, and no more
+    header, body = (Path(line.split('"')[1]).read_text() for line in (built[0]["header"], included))
     assert "#define device\n" in header
     assert "__launch_bounds__(32)" in header
     assert "thread_position_in_grid" in body
-    assert header.endswith(MULTIPLY.split("// --- body ---")[0])
-    assert body.endswith(MULTIPLY.split("// --- body ---\n")[1])
+    assert header.endswith(text.split("// --- body ---")[0])
+    assert body.endswith(text.split("// --- body ---\n")[1])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from . import source
 from .backend import emulator, resolve_backend
+from .include import included
 
 TemplateValue = bool | int | mx.Dtype
 Size = tuple[int, int, int]
@@ -181,6 +182,8 @@ def _build(
     header, body = source.compose(text, kernel.filename, language, tuple(bound for bound in bounds if bound))
     digest = hashlib.sha256(repr((header, body, template, inputs, outputs)).encode()).hexdigest()[:12]
     variant = "_".join(_word(value) for _, value in template)
+    if backend == "cuda":
+        header, body = included(f"{kernel.name}_{digest}", header, body, kernel.input_names)
     make: Any = {"metal": mx.fast.metal_kernel, "cuda": mx.fast.cuda_kernel}.get(backend)
     if make is None:
         make = emulator().metal_kernel
