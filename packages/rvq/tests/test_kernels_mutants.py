@@ -8,38 +8,42 @@ from mlx_kv_rvq import Encoded, decode, encode, launch
 
 CHECKED = [Leg("emulator", (("mode", "check"), ("order", 0)))]
 
-ROTATION = [
-    Mutant("high = low + half_size;", "high = low + 1;"),
-    Mutant("y[high] = a - b;", "y[high] = b - a;"),
+ENCODE = [
     Mutant("negative[part * ROWS + r]", "negative[r]"),
     Mutant("ushort(lane / 4 * 4 + b / ROWS)", "ushort(lane / 4 * 4 + b % 4)"),
-]
-ENCODE = [
-    *ROTATION,
-    Mutant("over_rows(thread_index / 4 < skip ? 0.0f : y[i])", "over_rows(y[i])"),
+    Mutant("minus_one_if(lane / mask % 2)", "minus_one_if(lane % 2)"),
+    Mutant("counted[i] = thread_index / 4 < skip ? 0.0f : y[i];", "counted[i] = y[i];"),
+    Mutant("const float given = upper ? x[i] : x[i + N / 2]", "const float given = upper ? x[i + N / 2] : x[i]"),
+    Mutant("x[i] = x[i] + simd_shuffle_xor(x[i], ushort(MASK));", ""),
     Mutant("float(128 - int(skip))", "128.0f"),
     Mutant("block == 0 ? uint(params[1 + sequence]) : 0;", "uint(params[1 + sequence]);"),
-    Mutant("sums[thread_index] = float(rounded);", "sums[thread_index] = average;"),
+    Mutant("sums[own] = float(rounded);", "sums[own] = average;"),
     Mutant("const bool inside = row < rows;", "const bool inside = row <= rows;"),
     Mutant("square < LARGEST_SQUARE;", "true;"),
-    Mutant("y[i] > borders", "y[i] < borders"),
+    Mutant("above ? left[half_size + i]", "above ? left[half_size + i - 1]"),
+    Mutant("signs |= flips[word + 1] << (32 - shift)", "signs |= flips[word + 1] << (31 - shift)"),
+    Mutant("reinterpret_cast<ulong>(from) % BYTES == 0", "true"),
     Mutant("y[i] = y[i] - centroid;", "y[i] = y[i] + centroid;"),
     Mutant("code >> (32 - bit % 32)", "code >> (31 - bit % 32)"),
-    Mutant("int(part) == w % 4", "int(part) == 0", equivalent="all four lanes hold the word"),
     Mutant("word |= simd_shuffle_xor(word, 2);", ""),
-    Mutant("size = precise_mul(size, 1.0f / over_lanes(fold(unit)));", ""),
-]  # fmt: skip
+    Mutant("size = precise_mul(size, 1.0f / over_lanes(fold<COUNT>(unit)));", ""),
+]
 DECODE = [
-    *ROTATION,
+    Mutant("y[high] = a - b;", "y[high] = b - a;"),
+    Mutant("minus_one_if(lane / mask % 2)", "minus_one_if(lane % 2)"),
+    Mutant("butterflies<RUN, COUNT>(y);", ""),
+    Mutant("negative[4 * r + lane % 4]", "negative[4 * r]"),
+    Mutant("ushort(lane / 4 * 4 + b % 4)", "ushort(lane / 4 * 4 + b / ROWS)"),
     Mutant("codes_strides[2];", "codes_strides[3];"),
-    Mutant("(bit / 32 + 1) * stride", "(bit / 32 + 1)"),
+    Mutant("words[(word + 1) * stride]", "words[word + 1]"),
     Mutant("<< (32 - shift)", "<< (31 - shift)"),
     Mutant("words + stage * ROW_WORDS * codes_strides[3]", "words + stage * ROW_WORDS"),
-    Mutant("levels[stage * LEVELS + own[i]]", "levels[own[i]]"),
+    Mutant("levels[stage * ENTRIES + ", "levels["),
+    Mutant("of_stage[thread_index % ENTRIES / LEVELS]", "of_stage[thread_index % LEVELS]"),
     Mutant("row / 128 * mean_strides[2]", "row / 64 * mean_strides[2]"),
     Mutant("const bool inside = row < rows;", "const bool inside = row <= rows;"),
-    Mutant(">> channel % 32 & 1 ? -value", ">> channel % 31 & 1 ? -value"),
-    Mutant("+ row) * DIM + part * COUNT", "+ row) * DIM + part"),
+    Mutant("flips[first / 32] >> first % 32", "flips[first / 32] >> first % 16"),
+    Mutant("(4 * i + part * RUN) * mean_strides[3]", "(4 * i + part) * mean_strides[3]"),
 ]
 
 # Two variants between them reach every line; `skip` and what the block's mean needs are of the first.
@@ -57,6 +61,7 @@ def encode_cases():
     shifted = mx.pad(rows((2, 2, 256, 80), mx.float32) + 1, [(0, 0), (0, 0), (2, 3), (0, 0)])[:, :, 2:-3]
     large = rows((2, 1, 33, 128), mx.float32)
     large[..., 7, :] *= 2.0**60  # not where it would make its whole block's mean large
+    large = mx.pad(large, [(0, 0)] * 3 + [(1, 2)])[..., 1:-2]  # not aligned
     half = rows((1, 1, 128, 80), mx.float16) + 3.3
     return [
         {"x": shifted, "skip": [5, 0], **CENTERED},

@@ -84,7 +84,6 @@ def encode(
         threadgroup=(threads, 1, 1),
         output_shapes=[(*batch, rows, stages * words_of(dim, bits)), (*batch, rows, 1), mean_shape],
         output_dtypes=[mx.uint32, mx.bfloat16, x.dtype],
-        init_value=None if center else 0,
         backend=backend,
     )
     return Encoded(codes, norm, mean if center else None)

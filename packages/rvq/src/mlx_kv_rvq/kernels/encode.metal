@@ -3,6 +3,49 @@
 // with CENTER a threadgroup has a block of 128, whose mean goes through threadgroup memory. Sums are added in reference.py's order.
 // `params`: the number of rows, then of each sequence the rows that its first block's mean leaves out.
 
+template <typename T> METAL_FUNC void unpack(uint word, thread float* to) {
+    to[0] = float(as_type<T>(ushort(word)));
+    to[1] = float(as_type<T>(ushort(word >> 16)));
+}
+template <> METAL_FUNC void unpack<bfloat>(uint word, thread float* to) {  // a bfloat is a float's upper half
+    to[0] = as_type<float>(word << 16);
+    to[1] = as_type<float>(word & 0xffff0000u);
+}
+template <> METAL_FUNC void unpack<float>(uint word, thread float* to) { to[0] = as_type<float>(word); }
+// The channels of a lane, as many bytes at a time as divide them where they lie together.
+template <typename T, int COUNT> METAL_FUNC void load(const device T* from, long stride, thread float (&x)[COUNT]) {
+    constexpr int BYTES = COUNT * sizeof(T) % 16 == 0 ? 16 : 8, IN_WORD = 4 / sizeof(T);
+    if (stride == 1 && reinterpret_cast<ulong>(from) % BYTES == 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += BYTES / 4 * IN_WORD) {
+            if constexpr (BYTES == 16) {
+                const uint4 words = *reinterpret_cast<const device uint4*>(from + i);
+                unpack<T>(words.x, x + i);
+                unpack<T>(words.y, x + i + IN_WORD);
+                unpack<T>(words.z, x + i + 2 * IN_WORD);
+                unpack<T>(words.w, x + i + 3 * IN_WORD);
+            } else {
+                const uint2 words = *reinterpret_cast<const device uint2*>(from + i);
+                unpack<T>(words.x, x + i);
+                unpack<T>(words.y, x + i + IN_WORD);
+            }
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) x[i] = float(from[i * stride]);
+    }
+}
+// Changes the signs of the channels from `first` on whose bits in `flips` are set.
+template <int COUNT> METAL_FUNC void flip(thread float (&x)[COUNT], const device uint* flips, uint first) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 32) {
+        const uint word = (first + i) / 32, shift = (first + i) % 32;
+        uint signs = flips[word] >> shift;
+        if (COUNT % 32 != 0 && shift + metal::min(32, COUNT - i) > 32) signs |= flips[word + 1] << (32 - shift);
+#pragma unroll
+        for (int j = 0; j < 32 && i + j < COUNT; j++) x[i + j] = signs >> j & 1 ? -x[i + j] : x[i + j];
+    }
+}
 // Butterflies over the power of two of DIM = ODD * 2^k, as far as they lie in a lane; channel b * 2^k + a has place a in them.
 template <int COUNT, int POWER> METAL_FUNC void butterflies(thread float (&y)[COUNT]) {
     constexpr int WITHIN = POWER < COUNT ? POWER : COUNT;
@@ -17,6 +60,8 @@ template <int COUNT, int POWER> METAL_FUNC void butterflies(thread float (&y)[CO
         }
     }
 }
+// A product with it is exact, so that fma rounds as a sum does.
+METAL_FUNC float minus_one_if(uint bit) { return as_type<float>(0x3f800000u | bit << 31); }
 // What is left of the transform lies across the four lanes: two more butterflies or, with an odd part, ODD x ODD signs, of which a
 // lane has ODD / 4 rows, bit b of a row's word saying that column b is -1.
 template <int ODD, int COUNT> METAL_FUNC void across_lanes(thread float (&y)[COUNT], const device uint* negative, uint lane) {
@@ -24,10 +69,11 @@ template <int ODD, int COUNT> METAL_FUNC void across_lanes(thread float (&y)[COU
     if constexpr (ODD == 1) {
 #pragma unroll
         for (uint mask = 1; mask < 4; mask *= 2) {
+            const float sign = minus_one_if(lane / mask % 2);
 #pragma unroll
             for (int i = 0; i < COUNT; i++) {
                 const float other = simd_shuffle_xor(y[i], ushort(mask));
-                y[i] = part & mask ? other - y[i] : y[i] + other;
+                y[i] = metal::fma(sign, y[i], other);
             }
         }
     } else {
@@ -43,8 +89,8 @@ template <int ODD, int COUNT> METAL_FUNC void across_lanes(thread float (&y)[COU
                 const float x = simd_shuffle(y[b % ROWS * POWER + a], ushort(lane / 4 * 4 + b / ROWS));
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
-                    const float term = signs[r] >> b & 1 ? -x : x;
-                    total[r * POWER + a] = b == 0 ? term : total[r * POWER + a] + term;
+                    const float sign = minus_one_if(signs[r] >> b & 1);
+                    total[r * POWER + a] = b == 0 ? sign * x : metal::fma(sign, x, total[r * POWER + a]);
                 }
             }
         }
@@ -53,26 +99,89 @@ template <int ODD, int COUNT> METAL_FUNC void across_lanes(thread float (&y)[COU
     }
 }
 // Halves onto each other as long as there are two, then one by one.
-template <int COUNT> METAL_FUNC float fold(thread float (&x)[COUNT]) {
-    int n = COUNT;
+template <int N, int COUNT> METAL_FUNC float fold(thread float (&x)[COUNT]) {
+    if constexpr (N % 2 == 0) {
 #pragma unroll
-    while (n % 2 == 0) {
-        n /= 2;
+        for (int i = 0; i < N / 2; i++) x[i] = x[i] + x[i + N / 2];
+        return fold<N / 2>(x);
+    } else {
+        float total = x[0];
 #pragma unroll
-        for (int i = 0; i < n; i++) x[i] = x[i] + x[i + n];
+        for (int i = 1; i < N; i++) total = total + x[i];
+        return total;
     }
-    float total = x[0];
-    for (int i = 1; i < n; i++) total = total + x[i];
-    return total;
 }
 METAL_FUNC float over_lanes(float x) {  // of the four
     x = x + simd_shuffle_xor(x, 2);
     return x + simd_shuffle_xor(x, 1);
 }
-METAL_FUNC float over_rows(float x) {  // of the eight of a simdgroup
-    x = x + simd_shuffle_xor(x, 16);
-    x = x + simd_shuffle_xor(x, 8);
-    return x + simd_shuffle_xor(x, 4);
+// Sums over the eight rows of a simdgroup: of two lanes each hands half of its channels over and adds up the other half, as long as
+// there are two halves. A lane is left with COUNT / 8 sums, if that is whole, else with COUNT / 4, as its neighbour four lanes on is.
+template <int N, int MASK, int COUNT> METAL_FUNC void over_rows(thread float (&x)[COUNT], uint lane) {
+    if constexpr (MASK < 4) {
+        return;
+    } else if constexpr (N % 2 == 0) {
+        const bool upper = lane & MASK;
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            const float given = upper ? x[i] : x[i + N / 2], kept = upper ? x[i + N / 2] : x[i];
+            x[i] = kept + simd_shuffle_xor(given, ushort(MASK));
+        }
+        over_rows<N / 2, MASK / 2>(x, lane);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i++) x[i] = x[i] + simd_shuffle_xor(x[i], ushort(MASK));
+        over_rows<N, MASK / 2>(x, lane);
+    }
+}
+// The code of a number: how many of its stage's ascending borders are below it. Few of them stay in registers, and halves are chosen.
+template <int LEVELS, typename Borders> METAL_FUNC uint code_of(float x, Borders borders) {
+    uint code = 0;
+    if constexpr (LEVELS <= 8) {
+        float left[LEVELS];
+#pragma unroll
+        for (int i = 0; i + 1 < LEVELS; i++) left[i] = borders[i];
+#pragma unroll
+        for (int half_size = LEVELS / 2; half_size > 0; half_size /= 2) {
+            const bool above = x > left[half_size - 1];
+            code += above ? half_size : 0;
+#pragma unroll
+            for (int i = 0; i + 1 < half_size; i++) left[i] = above ? left[half_size + i] : left[i];
+        }
+    } else {
+#pragma unroll
+        for (uint step = LEVELS / 2; step > 0; step /= 2) code += x > borders[code + step - 1] ? step : 0;
+    }
+    return code;
+}
+template <int LEVELS, typename Levels> METAL_FUNC float level_of(uint code, Levels levels) {
+    if constexpr (LEVELS <= 8) {
+        float left[LEVELS];
+#pragma unroll
+        for (int i = 0; i < LEVELS; i++) left[i] = levels[i];
+#pragma unroll
+        for (int half_size = LEVELS / 2; half_size > 0; half_size /= 2) {
+#pragma unroll
+            for (int i = 0; i < half_size; i++) left[i] = code & half_size ? left[half_size + i] : left[i];
+        }
+        return left[0];
+    } else {
+        return levels[code];
+    }
+}
+template <int N> METAL_FUNC void store_words(const thread uint (&words)[N], device uint* to) {
+    if constexpr (N % 4 == 0) {
+#pragma unroll
+        for (int w = 0; w < N; w += 4) {
+            *reinterpret_cast<device uint4*>(to + w) = uint4{words[w], words[w + 1], words[w + 2], words[w + 3]};
+        }
+    } else if constexpr (N % 2 == 0) {
+#pragma unroll
+        for (int w = 0; w < N; w += 2) *reinterpret_cast<device uint2*>(to + w) = uint2{words[w], words[w + 1]};
+    } else {
+#pragma unroll
+        for (int w = 0; w < N; w++) to[w] = words[w];
+    }
 }
 // 32 bits of a lane's bits from `first` on, zeros outside of them.
 template <int WORDS> METAL_FUNC uint bits_from(const thread uint (&words)[WORDS], int first) {
@@ -92,27 +201,24 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
     constexpr int ROW_WORDS = (DIM * BITS + 31) / 32, SIMDGROUPS = CENTER ? 16 : 4;
     constexpr float SMALLEST_SQUARE = 7.888609052210118e-31f;  // 2^-100
     constexpr float LARGEST_SQUARE = 1.2676506002282294e30f;   // 2^100
+    constexpr int PADDED = COUNT + 1;                          // four lanes of a row then read from different banks
     threadgroup float levels[STAGES * LEVELS], borders[STAGES * LEVELS];
-    threadgroup float sums[CENTER ? SIMDGROUPS * DIM : 1];
+    threadgroup float sums[CENTER ? SIMDGROUPS * 4 * PADDED : 1];
 
     const uint heads = x_shape[1], rows = uint(params[0]);
     const uint sequence = threadgroup_position_in_grid.z, head = threadgroup_position_in_grid.y;
     const uint lane = thread_index_in_simdgroup, thread_index = thread_position_in_threadgroup.x, part = lane % 4;
     const uint row = threadgroup_position_in_grid.x * 8 * SIMDGROUPS + thread_index / 4;
     const bool inside = row < rows;
-    for (uint i = thread_index; i < STAGES * LEVELS; i += 32 * SIMDGROUPS) {
-        levels[i] = codebook[i];
-        borders[i] = codebook[STAGES * LEVELS + i];
+    if (thread_index < STAGES * LEVELS) {
+        levels[thread_index] = codebook[thread_index];
+        borders[thread_index] = codebook[STAGES * LEVELS + thread_index];
     }
 
-    float y[COUNT];
+    float y[COUNT] = {};
     const device T* from = x + sequence * x_strides[0] + head * x_strides[1] + row * x_strides[2] + part * COUNT * x_strides[3];
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        const uint channel = part * COUNT + i;
-        const float value = inside ? float(from[i * x_strides[3]]) : 0.0f;
-        y[i] = flips[channel / 32] >> channel % 32 & 1 ? -value : value;
-    }
+    if (inside) load<T>(from, x_strides[3], y);
+    flip(y, flips, part * COUNT);
     butterflies<COUNT, DIM / ODD>(y);
     across_lanes<ODD>(y, hadamard, lane);
     const float scale = as_type<float>(uint(SCALE));  // DIM^-0.5
@@ -121,33 +227,43 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
 
     if constexpr (CENTER) {
         const uint block = threadgroup_position_in_grid.x, skip = block == 0 ? uint(params[1 + sequence]) : 0;
+        float counted[COUNT];
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            const float total = over_rows(thread_index / 4 < skip ? 0.0f : y[i]);
-            if (lane < 4) sums[thread_index / 32 * DIM + part * COUNT + i] = total;
+        for (int i = 0; i < COUNT; i++) counted[i] = thread_index / 4 < skip ? 0.0f : y[i];
+        over_rows<COUNT, 16>(counted, lane);
+        constexpr int HOLDERS = COUNT % 8 == 0 ? 1 : 2, OWN = HOLDERS * COUNT / 8;  // lanes that hold the same, and how much
+        const uint own_sums = (thread_index / 32 * 4 + part) * PADDED + lane / (4 * HOLDERS) * OWN;
+        if (lane / 4 % HOLDERS == 0) {
+#pragma unroll
+            for (int i = 0; i < OWN; i++) sums[own_sums + i] = counted[i];
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (thread_index < DIM) {
+            const uint own = thread_index + thread_index / COUNT;
             float of_simdgroups[SIMDGROUPS];
 #pragma unroll
-            for (int s = 0; s < SIMDGROUPS; s++) of_simdgroups[s] = sums[s * DIM + thread_index];
-            const float average = precise_mul(fold(of_simdgroups), 1.0f / float(128 - int(skip)));
+            for (int s = 0; s < SIMDGROUPS; s++) of_simdgroups[s] = sums[s * 4 * PADDED + own];
+            const float average = precise_mul(fold<SIMDGROUPS>(of_simdgroups), 1.0f / float(128 - int(skip)));
             const float limit = largest_of(T(0));
             const T rounded = T(average != average ? average : metal::clamp(average, -limit, limit));
             mean[((ulong(sequence) * heads + head) * (rows / 128) + block) * DIM + thread_index] = rounded;
-            sums[thread_index] = float(rounded);
+            sums[own] = float(rounded);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) y[i] = y[i] - sums[part * COUNT + i];
+        for (int i = 0; i < COUNT; i++) y[i] = y[i] - sums[part * PADDED + i];
     } else {
+        // Nobody reads the means, of which there are eight: every output is written.
+        if (row == 0 && part == 0 && head == 0 && sequence == 0) {
+            for (int i = 0; i < 8; i++) mean[i] = T(0.0f);
+        }
         threadgroup_barrier(mem_flags::mem_threadgroup);  // for the codebook
     }
 
     float squares[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; i++) squares[i] = precise_mul(y[i], y[i]);
-    const float square = over_lanes(fold(squares));
+    const float square = over_lanes(fold<COUNT>(squares));
     const bool usual = square >= SMALLEST_SQUARE && square < LARGEST_SQUARE;
     float size = metal::sqrt(usual ? square : 1.0f);
     const float inverse = 1.0f / size;
@@ -156,19 +272,22 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
     float unit[COUNT], decoded[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-        y[i] = usual ? precise_mul(y[i], inverse) : 0.0f;
-        unit[i] = y[i];
+        y[i] = precise_mul(y[i], inverse);
         decoded[i] = 0;
     }
+    if (!usual) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) y[i] = 0;
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) unit[i] = y[i];
 #pragma unroll
     for (int stage = 0; stage < STAGES; stage++) {
         uint own[OWN_WORDS] = {};
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            uint code = 0;
-#pragma unroll
-            for (uint step = LEVELS / 2; step > 0; step /= 2) code += y[i] > borders[stage * LEVELS + code + step - 1] ? step : 0;
-            const float centroid = levels[stage * LEVELS + code];
+            const uint code = code_of<LEVELS>(y[i], borders + stage * LEVELS);
+            const float centroid = level_of<LEVELS>(code, levels + stage * LEVELS);
             y[i] = y[i] - centroid;
             decoded[i] = decoded[i] + centroid;
             const int bit = i * BITS;
@@ -177,10 +296,7 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
         }
         device uint* to = codes + (place * STAGES + stage) * ROW_WORDS;
         if constexpr (OWN_BITS % 32 == 0) {
-            if (inside) {
-#pragma unroll
-                for (int w = 0; w < OWN_WORDS; w++) to[part * OWN_WORDS + w] = own[w];
-            }
+            if (inside) store_words(own, to + part * OWN_WORDS);
         } else {  // words that lanes share
             for (int w = 0; w < ROW_WORDS; w++) {
                 uint word = bits_from(own, 32 * w - int(part) * OWN_BITS);
@@ -193,6 +309,6 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
     if constexpr (UNBIASED) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) unit[i] = precise_mul(unit[i], decoded[i]);
-        size = precise_mul(size, 1.0f / over_lanes(fold(unit)));
+        size = precise_mul(size, 1.0f / over_lanes(fold<COUNT>(unit)));
     }
     if (inside && part == 0) norm[place] = bfloat(usual ? size : square < SMALLEST_SQUARE ? 0.0f : NAN);
