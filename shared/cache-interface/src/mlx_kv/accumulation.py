@@ -95,7 +95,8 @@ class AccumulatingPolicy(Policy):
             replaced = [b for b, n in enumerate(over) if n == 1 and chunk.store.replaces]
             dropped = self._add_token(chunk, chunk.logits[:, :, 0], counts, replaced)
             if replaced:
-                chunk.store.replace(replaced, dropped[mx.array(replaced)])
+                of_replaced = dropped if len(replaced) == len(counts) else dropped[mx.array(replaced)]
+                chunk.store.replace(replaced, of_replaced)
         waits = [n == 1 and not end and not chunk.store.replaces for n, end in zip(counts, ended, strict=True)]
         least = [BLOCK if wait else 1 for wait in waits]
         due = [b for b, n in enumerate(over) if n >= least[b] and b not in replaced]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from mlx_kv_kernels import gather_rows
+from mlx_kv_kernels.numbers import numbers
 
 if TYPE_CHECKING:
     from jaxtyping import Int, Shaped
@@ -67,7 +68,7 @@ class RowBuffer:
         if self.data is None:
             raise ValueError("[rows] an empty buffer has no rows to write over")
         heads, _, width = self.data.shape
-        begins = mx.array([self.begins[b] for b in sequences], places.dtype)
+        begins = numbers(tuple([self.begins[b] for b in sequences]), places.dtype)
         where = mx.broadcast_to((places + begins[:, None]).T[..., None], (heads, len(sequences), width))
         chosen = rows if len(sequences) == rows.shape[0] == 1 else rows[mx.array(list(sequences))]
         self.data = mx.put_along_axis(self.data, where, chosen[:, :, 0].swapaxes(0, 1), axis=1)

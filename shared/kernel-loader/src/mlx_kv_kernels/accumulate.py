@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ACCUMULATE_SCORES = Kernel(
     "accumulate_scores",
     "mlx_kv_kernels",
-    ("logits", "scores", "positions", "sinks", "factors", "params"),
+    ("logits", "scores", "positions", "sinks", "factors", "seeds", "params"),
     ("out_scores", "out_positions", "dropped"),
     template=("GROUP", "NOISE", "THREADS"),
 )
@@ -110,9 +110,11 @@ def accumulate_scores(
             logits,
             scores,
             positions,
-            mx.full((query_heads,), -float("inf")) if sinks is None else sinks.astype(mx.float32),
+            numbers((-float("inf"),) * query_heads, mx.float32) if sinks is None else sinks.astype(mx.float32),
+            # Apart from each other: what changes with every step is the same in every layer, and made once for all.
             numbers((scale, *(step.temperature for step in steps)), mx.float32),
-            numbers((seed - (1 << 32) if seed >= 1 << 31 else seed, layer, *own), mx.int32),
+            numbers((seed - (1 << 32) if seed >= 1 << 31 else seed, layer), mx.int32),
+            numbers(tuple(own), mx.int32),
         ],
         template={"GROUP": query_heads // kv_heads, "NOISE": noise is not None, "THREADS": threads},
         grid=(batch * kv_heads * threads, 1, 1),

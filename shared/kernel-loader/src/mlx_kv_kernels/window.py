@@ -78,13 +78,15 @@ def window_scores(
     fitting = max(_TILE_BYTES // (dim * keys.itemsize) // 8 * 8, 8)
     share = -(-rows // (_ROWS * _SPLITS)) * _ROWS
     splits = -(-rows // share)
-    logits = mx.full((query_heads,), -float("inf")) if sinks is None else sinks.astype(mx.float32)
-    biases = mx.zeros((1,)) if bias is None else mx.contiguous(bias)
+    none = numbers((0.0,), mx.float32)  # what stands for nothing is made once: each op costs the host a launch
+    logits = numbers((-float("inf"),) * query_heads, mx.float32) if sinks is None else sinks.astype(mx.float32)
+    biases = none if bias is None else mx.contiguous(bias)
+    contiguous = mx.contiguous(queries)
 
     def launch(votes: bool, statistics: mx.array, shape: tuple[int, ...]) -> mx.array:
         return WINDOW_SCORES(
             inputs=[
-                mx.contiguous(queries),
+                contiguous,
                 keys,
                 numbers((factor,), mx.float32),
                 logits,
@@ -107,7 +109,7 @@ def window_scores(
             backend=chosen,
         )[0]
 
-    statistics = launch(False, mx.zeros((1,)), (batch * kv_heads, splits, total, 2))
+    statistics = launch(False, none, (batch * kv_heads, splits, total, 2))
     return launch(True, statistics, (batch, kv_heads, rows))
 
 

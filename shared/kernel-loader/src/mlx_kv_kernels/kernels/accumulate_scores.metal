@@ -55,7 +55,7 @@ METAL_FUNC float gumbel(uint hash, uint position) {
     const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
     const uint head = threadgroup_position_in_grid.x, kv_heads = scores_shape[0], total = scores_shape[1];
     const uint sequence = head / kv_heads, kv_head = head % kv_heads, logit_rows = logits_shape[2];
-    const uint at = 2 + 6 * sequence;                // behind the noise's seed and layer
+    const uint at = 6 * sequence;
     const uint begin = params[at], rows = params[at + 1], room = params[at + 2] - params[at];
     const int position = params[at + 3], window = params[at + 4];
     const bool drops = params[at + 5] != 0;
@@ -65,7 +65,7 @@ METAL_FUNC float gumbel(uint hash, uint position) {
     uint hashes[GROUP];
     Statistics seen[GROUP];
     for (uint g = 0; g < GROUP; g++) {
-        hashes[g] = mix(mix(mix(uint(params[0])), uint(params[1])), kv_head * GROUP + g);
+        hashes[g] = mix(mix(mix(uint(seeds[0])), uint(seeds[1])), kv_head * GROUP + g);  // the noise's seed, and its layer
         seen[g] = Statistics{-INFINITY, 0};
     }
     for (uint base = 0; base < rows; base += THREADS) {  // as often in every lane, so that all come to the shuffles together
