@@ -8,7 +8,7 @@ import pytest
 from mlx_kv import Geometry, make_prompt_cache
 from mlx_kv.spec import Spec
 from mlx_kv.testing.baselines import LastRows, RandomRows, under
-from mlx_kv.testing.softmax import numpy_softmax
+from mlx_kv.testing.exponentials import numpy_exponentials
 from mlx_kv.window import WindowOptions
 from mlx_kv_cli import lm
 from mlx_kv_cli.passkey import make_prompt
@@ -36,7 +36,7 @@ def found(smollm2, shown):
     for filler, depth, seed in PROMPTS:
         prompt, key = make_prompt(tokenizer, 1440, depth, seed, filler)
         prefilled = make_prompt_cache(model, "snapkv(budget=65536, window=8)")
-        with numpy_softmax():
+        with numpy_exponentials():
             lm.feed(model, mx.array([prompt[:-1]]), prefilled)
         for name, create in POLICIES.items():
             cache = [under(layer, create(Geometry(**layer.origin["geometry"]))) for layer in prefilled]

@@ -7,7 +7,7 @@ import pytest
 
 from mlx_kv import make_prompt_cache
 from mlx_kv.testing.driving import contents
-from mlx_kv.testing.softmax import numpy_softmax
+from mlx_kv.testing.exponentials import numpy_exponentials
 from mlx_kv_cli.models import load_model
 from mlx_kv_cli.perplexity import perplexities
 from mlx_kv_rvq import Rvq, RvqStore
@@ -21,7 +21,7 @@ def results():
     loaded = load_model("smollm2")
     tokens = loaded.tokenizer.encode(pydoc_data.topics.topics["typesseq"])[:768]
     factories = {spec: lambda spec=spec: make_prompt_cache(loaded.model, spec) for spec in LIMITS}
-    with numpy_softmax():
+    with numpy_exponentials():
         return perplexities(loaded.model, tokens, factories, prefill=512, chunk=64)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import mlx.core as mx
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, UInt32
+    from jaxtyping import Float, UInt8, UInt32
 
 
 RANGE_LIMIT = 2.0**100  # so that a scale's inverse, and what it lacks, are normal float32 numbers
@@ -70,40 +70,39 @@ def dequantize_values(quantized: Quantized, bits: int, group_size: int) -> Float
 
 def pack(codes: UInt32[mx.array, "*batch rows channels"], bits: int) -> UInt32[mx.array, "*batch rows words"]:
     """Pack codes below 2**bits into 32-bit words."""
-    period = 32 // gcd(32, bits)  # codes after which a word border falls between two codes again
+    period, octets = _cycle(bits)
     *batch, channels = codes.shape
-    padded = mx.pad(codes.astype(mx.uint32), [(0, 0)] * len(batch) + [(0, -channels % period)])
+    words = -(-channels * bits // 32)
+    # To whole cycles that are whole words as well.
+    padded = mx.pad(codes.astype(mx.uint32), [(0, 0)] * len(batch) + [(0, -channels % (4 * period))])
     cycles = padded.reshape(*batch, padded.shape[-1] // period, period)
-    words: list[mx.array] = []
-    for word in range(bits * period // 32):
-        total = mx.zeros(cycles.shape[:-1], mx.uint32)
-        for code in range(32 * word // bits, -(-32 * (word + 1) // bits)):
-            shift = bits * code - 32 * word
-            total = total | (cycles[..., code] << shift if shift >= 0 else cycles[..., code] >> -shift)
-        words.append(total)
-    return mx.stack(words, axis=-1).reshape(*batch, padded.shape[-1] * bits // 32)[..., : -(-channels * bits // 32)]
+    together = mx.sum(cycles << bits * mx.arange(period, dtype=mx.uint32), axis=-1, keepdims=True)
+    packed = together.view(mx.uint8)[..., :octets]
+    return packed.reshape(*batch, padded.shape[-1] * bits // 8).view(mx.uint32)[..., :words]
 
 
 def unpack(
     words: UInt32[mx.array, "*batch rows words"], bits: int, channels: int
-) -> UInt32[mx.array, "*batch rows channels"]:
+) -> UInt8[mx.array, "*batch rows channels"]:
     """Undo `pack`: the first `channels` codes of each row."""
-    period = 32 // gcd(32, bits)
-    count = bits * period // 32  # words of a cycle
-    *batch, held = words.shape
-    padded = mx.pad(words, [(0, 0)] * len(batch) + [(0, -held % count)])
-    cycles = padded.reshape(*batch, padded.shape[-1] // count, count)
+    period, octets = _cycle(bits)
+    packed = words.view(mx.uint8)
+    *batch, held = packed.shape
+    padded = mx.pad(packed, [(0, 0)] * len(batch) + [(0, -held % octets)])
+    cycles = padded.reshape(*batch, padded.shape[-1] // octets, octets)
     codes: list[mx.array] = []
-    for word in range(count):
-        begin, end = -(-32 * word // bits), -(-32 * (word + 1) // bits)  # the codes that begin in this word
-        shifts = mx.arange(begin, end, dtype=mx.uint32) * bits - 32 * word
-        part = cycles[..., word : word + 1] >> shifts
-        if end * bits > 32 * (word + 1):
-            # The last one's upper bits are in the next word; of what the others get, the mask below leaves nothing.
-            part = part | cycles[..., word + 1 : word + 2] << mx.minimum(32 - shifts, 31)
-        codes.append(part)
-    together = mx.concatenate(codes, axis=-1) & ((1 << bits) - 1)
-    return together.reshape(*batch, cycles.shape[-2] * period)[..., :channels]
+    for code in range(period):
+        octet, shift = divmod(bits * code, 8)
+        part = cycles[..., octet] >> shift
+        codes.append(part | cycles[..., octet + 1] << 8 - shift if shift + bits > 8 else part)
+    together = mx.stack(codes, axis=-1) & ((1 << bits) - 1)
+    return together.reshape(*batch, padded.shape[-1] * 8 // bits)[..., :channels]
+
+
+def _cycle(bits: int) -> tuple[int, int]:
+    """Codes after which a byte border falls between two codes again, and bytes up to there: at most 8 and 3."""
+    period = 8 // gcd(8, bits)
+    return period, bits * period // 8
 
 
 def _quantize(groups: mx.array, bits: int, axis: int) -> tuple[mx.array, mx.array, mx.array]:

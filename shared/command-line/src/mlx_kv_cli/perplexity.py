@@ -2,7 +2,8 @@
 
 The text is fed as mlx-lm feeds a prompt (all but the last prompt token in large pieces, then that token alone, which
 is when prompt-time policies evict), and then teacher-forced in small chunks, so that what is scored is always
-predicted from the compressed cache. The full cache runs in lockstep and gives the distributions to compare with.
+predicted from the compressed cache. The full cache runs in lockstep and gives the distributions to compare with. Where
+they can, all caches go through the model as one batch, which reads its weights once.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import mlx.core as mx
+import numpy as np
 
 from mlx_kv import memory_report
 from mlx_kv_cli import lm
+from mlx_kv_cli.together import can_go_together, starts_exactly, together
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -82,16 +85,24 @@ def perplexities(
         raise ValueError(f"[perplexity] expected at least {prefill + 2} tokens (prefill and two), got {len(tokens)}")
     ids = mx.array(list(tokens))
     runs = {FULL: _Run(lm.full_cache(model)), **{name: _Run(factory()) for name, factory in factories.items()}}
+    caches = [run.cache for run in runs.values()]
+    joint = together(caches) if can_go_together(caches) else None
     for start, end in _spans(len(tokens), prefill, chunk):
-        targets = ids[start + 1 : end + 1] if end >= prefill else None
-        reference: _Reference | None = None
-        for run in runs.values():
-            if targets is None:  # a piece of the prompt
-                lm.feed(model, ids[None, start:end], run.cache)
-                continue
-            log_p = _log_softmax(lm.logits(model, ids[None, start:end], run.cache)[0])
-            reference = reference or _Reference(log_p, mx.exp(log_p), mx.argmax(log_p, axis=-1))  # the full cache's
-            run.score(log_p, reference, targets)
+        piece = ids[None, start:end]
+        if end < prefill:
+            alone = caches
+            if joint is not None and start == 0:
+                # Where nothing has been compressed yet, one computation serves them all.
+                lm.feed(model, piece, together([cache for cache in caches if starts_exactly(cache)]))
+                alone = [cache for cache in caches if not starts_exactly(cache)]
+            for cache in alone:
+                lm.feed(model, piece, cache)
+        else:
+            reference: _Reference | None = None
+            for run, logits in zip(runs.values(), _logits(model, piece, caches, joint), strict=True):
+                log_p = _log_softmax(logits)
+                reference = reference or _Reference(log_p, _exp(log_p), mx.argmax(log_p, axis=-1))  # the full cache's
+                run.score(log_p, reference, ids[start + 1 : end + 1])
         mx.clear_cache()
         on_progress(end, len(tokens) - 1)
     full = runs[FULL]
@@ -156,6 +167,25 @@ def _spans(total: int, prefill: int, chunk: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + chunk, total - 1)
 
 
+def _logits(
+    model: lm.Model, tokens: Int[mx.array, "1 tokens"], caches: Sequence[lm.Cache], joint: lm.Cache | None
+) -> Iterator[Float[mx.array, "tokens vocabulary"]]:
+    """The logits through each cache: in one forward pass if there is a joint cache of them all."""
+    if joint is None:
+        for cache in caches:
+            yield lm.logits(model, tokens, cache)[0]
+    else:
+        yield from lm.logits(model, mx.repeat(tokens, len(caches), axis=0), joint)
+
+
 def _log_softmax(logits: Float[mx.array, "tokens vocabulary"]) -> Float[mx.array, "tokens vocabulary"]:
     logits = logits.astype(mx.float32)
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    logits = logits - mx.max(logits, axis=-1, keepdims=True)
+    return logits - mx.log(mx.sum(_exp(logits), axis=-1, keepdims=True))
+
+
+def _exp(values: mx.array) -> mx.array:
+    """exp, which MLX's CPU backend computes one number at a time and NumPy five times as fast."""
+    if mx.default_device().type != mx.DeviceType.cpu:
+        return mx.exp(values)
+    return mx.array(np.exp(np.asarray(values, np.float32)))
