@@ -76,8 +76,8 @@ MUTANTS = {
             "folded[i + 1] = matrix_of<Half8x8>(pack_half2(q.z * s0, q.w * s0))",
         ),
         Mutant(
-            "matrix_of<Half8x8>(tile_keys.fragment(lower, i % RUN + 1))",
-            "matrix_of<Half8x8>(tile_keys.fragment(upper, i % RUN + 1))",
+            "fragment_of<PLANE, Half8x8>(tile_keys, lower, code + 1)",
+            "fragment_of<PLANE, Half8x8>(tile_keys, upper, code + 1)",
         ),
         Mutant("state.sum1 += p1;", "state.sum1 += p0;"),
         Mutant("state.minimum0[set] += p0", "state.minimum0[set] += p1"),

@@ -103,8 +103,11 @@ def test_caches_decode_in_the_rotated_basis(emulated, monkeypatch):
 MUTANTS = {
     "tiles of centred keys": [
         ("moved.mean += long(row / BLOCK) * DIM;", ""),
-        ("f.minima[j] = float(mean[first + j]);", "f.minima[j] = float(mean[j]);"),
-        ("(low ^ high) * ((inner", "(low & high) * ((inner"),
+        ("(mean + first), f.minima", "(mean), f.minima"),
+        ("PLANE == 0 ? 0x00020002u", "PLANE == 1 ? 0x00020002u"),
+        ("float ratio() const { return ratio_of_bits; }", "float ratio() const { return 1.0f; }"),
+        ("float origin() const { return lowest; }", "float origin() const { return 0.0f; }"),
+        ("return size * lowest;", "return 0.0f;"),
         ("float factor(int row) const { return float(norm[row]); }", "float factor(int row) const { return 1.0f; }"),
     ],
     "rows of a power of two": [

@@ -27,6 +27,15 @@ METAL_FUNC constexpr int units_of_chunk(int dim, int bits, int value_group, int 
     while (units < 8 && dim * bits / 128 % (2 * units) == 0 && 8 * 2 * units * (16 / bits) <= value_group * copies) units *= 2;
     return units;
 }
+// Codes whose numbers have no even steps are read in two planes that have, whose products add up.
+template <typename Rows> METAL_FUNC constexpr auto planes_of(int) -> decltype(int(Rows::PLANES)) { return Rows::PLANES; }
+template <typename Rows> METAL_FUNC constexpr int planes_of(long) { return 1; }
+template <int PLANE, typename Matrix, typename Rows> METAL_FUNC Matrix fragment_of(thread const Rows& rows, uint units, int code) {
+    Matrix m;
+    if constexpr (planes_of<Rows>(0) == 1) m.thread_elements() = rows.fragment(units, code);
+    else m.thread_elements() = rows.template fragment<PLANE>(units, code);
+    return m;
+}
 METAL_FUNC constexpr int at_least_one(int x) { return x < 1 ? 1 : x; }
 METAL_FUNC constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
@@ -147,7 +156,6 @@ template <typename Shape, typename Values> struct ValuePlace {
     METAL_FUNC ValuePlace(Values values, int row, FragmentPlace<Shape> place)
         : words(values.from(row + place.quad)), scales(values.from(row + place.token())), chunk(place.row),
           copy0(place.copy0 % Shape::SPAN), copy1(place.copy1 % Shape::SPAN) {}
-    METAL_FUNC half2 fragment(uint units, int code) const { return words.fragment(units, code); }
     METAL_FUNC void advance(int rows) {
         words = words.from(rows);
         scales = scales.from(rows);

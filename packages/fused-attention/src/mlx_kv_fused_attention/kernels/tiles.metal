@@ -6,6 +6,7 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
     using Half8x8 = simdgroup_half8x8;
     static constexpr constant int R = ROWS / 8;      // fragments of a tile, in fours
     static constexpr constant int W = Shape::KEY_WORDS, RUN = Shape::KEY_RUN;
+    static constexpr constant int KEY_PLANES = planes_of<Keys>(0), VALUE_PLANES = planes_of<Values>(0);
     static constexpr constant float HEADROOM = 4096.0f;  // folded queries are below 2^14: small ones keep their bits, sums are in float
     const FragmentPlace<Shape> place;
     int row;                                         // of the tile in hand
@@ -17,7 +18,7 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
     TileScales<Shape, Values> scales[R];
     Fold fold[W];
     Half8x8 folded[Shape::KEY_FRAGMENTS];
-    float bias0, bias1, factor0, factor1;
+    float bias0, bias1, factor0, factor1, origin0, origin1;
 
     METAL_FUNC TileWalk(Keys keys, Values values, int first_row, int lane)
         : place(lane), row(first_row), group_keys(keys.from(first_row)), tile_keys(keys.from(first_row + place.token())),
@@ -48,7 +49,7 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
             }
         }
         const float unit = power_of_two(row_max(largest)), inverse = inverse_of_power(unit) * HEADROOM;
-        bias0 = bias1 = 0;
+        bias0 = bias1 = origin0 = origin1 = 0;
         #pragma unroll
         for (int i = 0; i < Shape::KEY_FRAGMENTS; i += 2) {
             const int code = i % RUN;
@@ -59,11 +60,56 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
             folded[i + 1] = matrix_of<Half8x8>(pack_half2(q.z * s1, q.w * s1));
             bias0 += q.x * m.x + q.z * m.y;
             bias1 += q.y * m.x + q.w * m.y;
+            origin0 += q.x + q.z;
+            origin1 += q.y + q.w;
         }
         bias0 = row_sum(bias0) * unit0;
         bias1 = row_sum(bias1) * unit1;
         factor0 = unit0 * unit * (Keys::UNIT / HEADROOM);
         factor1 = unit1 * unit * (Keys::UNIT / HEADROOM);
+        if constexpr (KEY_PLANES == 2) {
+            origin0 = row_sum(origin0) * (group_keys.origin() * inverse / Keys::UNIT);
+            origin1 = row_sum(origin1) * (group_keys.origin() * inverse / Keys::UNIT);
+        }
+    }
+
+    // Adds the products of the query and a plane of the codes.
+    template <int PLANE> METAL_FUNC void add_plane(thread simdgroup_float8x8 (&score)[R]) const {
+        #pragma unroll
+        for (int i = 0; i < Shape::KEY_FRAGMENTS; i += 2) {
+            const int code = i % RUN;
+            #pragma unroll
+            for (int j = 0; j < R; j += 2) {
+                const uint upper = key_words[j][i / RUN], lower = key_words[j + 1][i / RUN];
+                multiply_accumulate_16x8x16(
+                    score[j], score[j + 1], fragment_of<PLANE, Half8x8>(tile_keys, upper, code),
+                    fragment_of<PLANE, Half8x8>(tile_keys, upper, code + 1), fragment_of<PLANE, Half8x8>(tile_keys, lower, code),
+                    fragment_of<PLANE, Half8x8>(tile_keys, lower, code + 1), folded[i], folded[i + 1]);
+            }
+        }
+    }
+    // Adds the products of a plane of the values' codes, of fragments j and j + 1, and the probabilities.
+    template <int PLANE>
+    METAL_FUNC void add_values(thread TileState<Shape>& state, int j, const thread Half8x8 (&probability)[Shape::SETS][2]) const {
+        #pragma unroll
+        for (int b = 0; b < Shape::BLOCKS; b++) {
+            #pragma unroll
+            for (int f = 0; f < Shape::CHUNK; f += 2) {
+                const int i = f / Shape::VALUE_RUN, code = f % Shape::VALUE_RUN;
+                const uint x0 = value_words[j][0].unit(b, i) | value_words[j][1].unit(b, i) << 16;
+                const uint x1 = value_words[j + 1][0].unit(b, i) | value_words[j + 1][1].unit(b, i) << 16;
+                #pragma unroll
+                for (int n = 0; n < Shape::REPEATS; n++) {
+                    multiply_accumulate_16x8x16(
+                        state.value[n][b * Shape::CHUNK + f], state.value[n][b * Shape::CHUNK + f + 1],
+                        fragment_of<PLANE, Half8x8>(tile_values.words, x0, code),
+                        fragment_of<PLANE, Half8x8>(tile_values.words, x1, code),
+                        fragment_of<PLANE, Half8x8>(tile_values.words, x0, code + 1),
+                        fragment_of<PLANE, Half8x8>(tile_values.words, x1, code + 1), probability[Shape::set_of(b, n)][0],
+                        probability[Shape::set_of(b, n)][1]);
+                }
+            }
+        }
     }
 
     // Attends to the tile in hand. If there are MORE, registers are filled for the next one as soon as they are free; that is known
@@ -76,17 +122,15 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
             score[j].thread_elements().x = 0;
             score[j].thread_elements().y = 0;
         }
-        #pragma unroll
-        for (int i = 0; i < Shape::KEY_FRAGMENTS; i += 2) {
+        add_plane<0>(score);
+        if constexpr (KEY_PLANES == 2) {
+            const float ratio = tile_keys.ratio();
             #pragma unroll
-            for (int j = 0; j < R; j += 2) {
-                const uint upper = key_words[j][i / RUN], lower = key_words[j + 1][i / RUN];
-                multiply_accumulate_16x8x16(
-                    score[j], score[j + 1], matrix_of<Half8x8>(tile_keys.fragment(upper, i % RUN)),
-                    matrix_of<Half8x8>(tile_keys.fragment(upper, i % RUN + 1)),
-                    matrix_of<Half8x8>(tile_keys.fragment(lower, i % RUN)),
-                    matrix_of<Half8x8>(tile_keys.fragment(lower, i % RUN + 1)), folded[i], folded[i + 1]);
+            for (int j = 0; j < R; j++) {
+                score[j].thread_elements().x = score[j].thread_elements().x * ratio + origin0;
+                score[j].thread_elements().y = score[j].thread_elements().y * ratio + origin1;
             }
+            add_plane<1>(score);
         }
         if constexpr (Keys::ROW_FACTORS) {
             #pragma unroll
@@ -123,7 +167,7 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
         const float offset0 = bias0 - state.maximum0, offset1 = bias1 - state.maximum1;
         #pragma unroll
         for (int j = 0; j < R; j += 2) {
-            Half8x8 probability[Shape::SETS][2];
+            Half8x8 probability[VALUE_PLANES][Shape::SETS][2];
             #pragma unroll
             for (int u = 0; u < 2; u++) {
                 const float p0 = metal::fast::exp2(score[j + u].thread_elements().x * factor0 + offset0);
@@ -132,30 +176,18 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
                 state.sum1 += p1;
                 #pragma unroll
                 for (int set = 0; set < Shape::SETS; set++) {
-                    probability[set][u] = matrix_of<Half8x8>(
-                        pack_half2(p0 * scales[j + u].scale0(set), p1 * scales[j + u].scale1(set)));
+                    const float weighed0 = p0 * scales[j + u].scale0(set), weighed1 = p1 * scales[j + u].scale1(set);
+                    probability[VALUE_PLANES - 1][set][u] = matrix_of<Half8x8>(pack_half2(weighed0, weighed1));
+                    if constexpr (VALUE_PLANES == 2) {
+                        const float ratio = tile_values.words.ratio();
+                        probability[0][set][u] = matrix_of<Half8x8>(pack_half2(weighed0 * ratio, weighed1 * ratio));
+                    }
                     state.minimum0[set] += p0 * scales[j + u].minimum0(set);
                     state.minimum1[set] += p1 * scales[j + u].minimum1(set);
                 }
             }
-            #pragma unroll
-            for (int b = 0; b < Shape::BLOCKS; b++) {
-                #pragma unroll
-                for (int f = 0; f < Shape::CHUNK; f += 2) {
-                    const int i = f / Shape::VALUE_RUN, code = f % Shape::VALUE_RUN;
-                    const uint x0 = value_words[j][0].unit(b, i) | value_words[j][1].unit(b, i) << 16;
-                    const uint x1 = value_words[j + 1][0].unit(b, i) | value_words[j + 1][1].unit(b, i) << 16;
-                    #pragma unroll
-                    for (int n = 0; n < Shape::REPEATS; n++) {
-                        multiply_accumulate_16x8x16(
-                            state.value[n][b * Shape::CHUNK + f], state.value[n][b * Shape::CHUNK + f + 1],
-                            matrix_of<Half8x8>(tile_values.fragment(x0, code)), matrix_of<Half8x8>(tile_values.fragment(x1, code)),
-                            matrix_of<Half8x8>(tile_values.fragment(x0, code + 1)),
-                            matrix_of<Half8x8>(tile_values.fragment(x1, code + 1)), probability[Shape::set_of(b, n)][0],
-                            probability[Shape::set_of(b, n)][1]);
-                    }
-                }
-            }
+            add_values<0>(state, j, probability[0]);
+            if constexpr (VALUE_PLANES == 2) add_values<1>(state, j, probability[1]);
             if constexpr (MORE) {
                 #pragma unroll
                 for (int u = 0; u < 2; u++) tile_values.load(8 * (j + u), value_words[j + u], scales[j + u]);

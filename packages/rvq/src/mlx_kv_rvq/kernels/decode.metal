@@ -55,7 +55,8 @@ template <int FROM, int TO, int COUNT> METAL_FUNC void butterflies(thread float 
         }
     }
 }
-// A product with it is exact, so that fma rounds as a sum does.
+// Not a condition, of which a compiler could make a branch with shuffles on both sides. A product with it is exact: fma rounds as a
+// sum does.
 METAL_FUNC float minus_one_if(uint bit) { return as_type<float>(0x3f800000u | bit << 31); }
 // The transform beyond a lane's run: two butterflies across the four lanes and the rest again within, or ODD x ODD signs, of which a
 // lane has every fourth row; bit b of a row's word says that column b is -1.

@@ -60,7 +60,8 @@ template <int COUNT, int POWER> METAL_FUNC void butterflies(thread float (&y)[CO
         }
     }
 }
-// A product with it is exact, so that fma rounds as a sum does.
+// Not a condition, of which a compiler could make a branch with shuffles on both sides. A product with it is exact: fma rounds as a
+// sum does.
 METAL_FUNC float minus_one_if(uint bit) { return as_type<float>(0x3f800000u | bit << 31); }
 // What is left of the transform lies across the four lanes: two more butterflies or, with an odd part, ODD x ODD signs, of which a
 // lane has ODD / 4 rows, bit b of a row's word saying that column b is -1.

@@ -13,6 +13,16 @@ template <int BITS, int N> METAL_FUNC void read_codes(const device uint* words, 
     }
 }
 
+template <typename T> METAL_FUNC float2 numbers_of(uint word) {
+    return float2{float(as_type<T>(ushort(word))), float(as_type<T>(ushort(word >> 16)))};
+}
+template <> METAL_FUNC float2 numbers_of<bfloat>(uint word) {  // a bfloat is a float's upper half
+    return float2{as_type<float>(word << 16), as_type<float>(word & 0xffff0000u)};
+}
+
+// Not a condition, of which a compiler could make a branch with shuffles on both sides.
+METAL_FUNC float minus_one_if(uint bit) { return as_type<float>(0x3f800000u | bit << 31); }
+
 // Channels first..first+N-1 of a rotated row of DIM = ODD * POWER channels; every lane of a simdgroup asks for the N that follow
 // those of the lane before.
 template <int DIM, int ODD, int N, typename T>
@@ -33,10 +43,8 @@ METAL_FUNC void read_rotated(
             }
         }
         for (int mask = 1; mask < 32; mask *= 2) {
-            for (int j = 0; j < N; j++) {
-                const float other = simd_shuffle_xor(x[j], ushort(mask));
-                x[j] = first / N & mask ? other - x[j] : x[j] + other;
-            }
+            const float sign = minus_one_if(uint(first) / (N * mask) % 2);
+            for (int j = 0; j < N; j++) x[j] = metal::fma(sign, x[j], simd_shuffle_xor(x[j], ushort(mask)));
         }
     } else {  // few rows, so that the plain product will do
         constexpr int POWER = DIM / ODD;
@@ -57,7 +65,7 @@ METAL_FUNC void read_rotated(
     }
 }
 
-template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER> struct RvqRows {
+template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER, bool SUBNORMAL> struct RvqRows {
     static constexpr constant int LEVELS = 1 << BITS, STREAM = (DIM * BITS + 31) / 32, WORDS = STAGES * STREAM, BLOCK = 128;
     const device uint* codes;
     const device bfloat* norm;
@@ -68,7 +76,7 @@ template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER> struc
     const device uint* hadamard;
     const device float* levels;
     int exact_rows, packed_rows;
-    uint inner, outer;  // of two bits: the bits of the positive levels as halves, twice in a word
+    float step, ratio_of_bits, lowest;  // of two bits: what the lower one adds, what half the upper one adds beside it, and code 0
 
     template <int N> METAL_FUNC void read(int row, int first, thread float (&x)[N]) const {
         if (row < exact_rows || row >= packed_rows) {
@@ -93,9 +101,12 @@ template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER> struc
         }
     }
 
-    // For tiles: the same rows counted from `row`, a row's words, two levels as halves, and what a row and its block do to them.
+    // For tiles: the same rows counted from `row`, a row's words, two codes as halves, and what a row and its block do to them.
+    // Four levels that lie symmetrically are a sum over the two bits: a plane for the upper bits, one for the lower. In a fragment
+    // a bit stands as a half number times 4^(place in the byte), as subnormals or as differences of numbers above 1024.
     static constexpr constant bool ROW_FACTORS = true;
-    static constexpr constant float UNIT = 1.0f;
+    static constexpr constant int PLANES = BITS == 2 ? 2 : 1;
+    static constexpr constant float UNIT = PLANES == 2 && SUBNORMAL ? 16777216.0f : 1.0f;
     METAL_FUNC RvqRows from(int row) const {
         RvqRows moved = *this;
         moved.codes += long(row) * WORDS;
@@ -105,33 +116,42 @@ template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER> struc
     }
     METAL_FUNC const device uint* words(int row) const { return codes + row * WORDS; }
     METAL_FUNC half2 fragment(uint units, int code) const {
-        if constexpr (BITS == 2) {
-            const uint low = units >> (2 * code) & 0x00010001u, high = units >> (2 * code + 1) & 0x00010001u;
-            return as_type<half2>((outer ^ (low ^ high) * ((inner ^ outer) & 0xffffu)) | (high ^ 0x00010001u) << 15);
-        } else {
-            constexpr uint MASK = LEVELS - 1;
-            return pack_half2(levels[units >> (BITS * code) & MASK], levels[units >> (16 + BITS * code) & MASK]);
-        }
+        constexpr uint MASK = LEVELS - 1;
+        return pack_half2(levels[units >> (BITS * code) & MASK], levels[units >> (16 + BITS * code) & MASK]);
     }
-    static METAL_FUNC float weight(int) { return 1.0f; }
+    template <int PLANE> METAL_FUNC half2 fragment(uint units, int code) const {
+        constexpr uint MASK = PLANE == 0 ? 0x00020002u : 0x00010001u;
+        const uint bits = (units >> (8 * (code / 4))) & (MASK << (2 * (code % 4)));
+        if constexpr (SUBNORMAL) return as_type<half2>(bits);
+        else return as_type<half2>(bits | 0x64006400u) - as_type<half2>(0x64006400u);
+    }
+    METAL_FUNC float ratio() const { return ratio_of_bits; }
+    METAL_FUNC float origin() const { return lowest; }
+    static METAL_FUNC float weight(int code) { return PLANES == 2 ? 1.0f / float(1 << (2 * (code % 4))) : 1.0f; }
     METAL_FUNC float factor(int row) const { return float(norm[row]); }
     template <int N> struct Fold {
-        float minima[N];
-        METAL_FUNC float2 scale(int) const { return float2{1.0f, 1.0f}; }
-        METAL_FUNC float2 minimum(int pair) const { return float2{minima[2 * pair], minima[2 * pair + 1]}; }
+        uint minima[N / 2];
+        float step;
+        METAL_FUNC float2 scale(int) const { return float2{step, step}; }
+        METAL_FUNC float2 minimum(int pair) const {
+            if constexpr (CENTER) return numbers_of<T>(minima[pair]);
+            else return float2{0.0f, 0.0f};
+        }
     };
     template <int N> METAL_FUNC void fold(int first, thread Fold<N>& f) const {
-        for (int j = 0; j < N; j++) {
-            if constexpr (CENTER) f.minima[j] = float(mean[first + j]);
-            else f.minima[j] = 0;
-        }
+        f.step = step;
+        if constexpr (CENTER) load_words(reinterpret_cast<const device uint*>(mean + first), f.minima);
     }
     template <int N> struct Scales {
-        float size;
-        METAL_FUNC float scale(int) const { return size; }
-        METAL_FUNC float minimum(int) const { return 0.0f; }
+        float size, step, lowest;
+        METAL_FUNC float scale(int) const { return size * step; }
+        METAL_FUNC float minimum(int) const { return size * lowest; }
     };
-    template <int STEP, int N> METAL_FUNC void scales(int row, int, thread Scales<N>& s) const { s.size = float(norm[row]); }
+    template <int STEP, int N> METAL_FUNC void scales(int row, int, thread Scales<N>& s) const {
+        s.size = float(norm[row]);
+        s.step = step;
+        s.lowest = lowest;
+    }
 };
 template <int DIM, typename Rows, typename T>
 METAL_FUNC void place_rows(
@@ -145,15 +165,16 @@ METAL_FUNC void place_rows(
     rows.mean = mean + (kv_head * place[10] + place[5]) * DIM;
     rows.tail = tail + (kv_head * place[11] + place[6]) * DIM;
     rows.levels = levels;
-    rows.inner = as_type<uint>(pack_half2(levels[Rows::LEVELS / 2], levels[Rows::LEVELS / 2]));
-    rows.outer = as_type<uint>(pack_half2(levels[Rows::LEVELS - 1], levels[Rows::LEVELS - 1]));
+    rows.step = Rows::PLANES == 2 ? levels[1] - levels[0] : 1.0f;
+    rows.ratio_of_bits = Rows::PLANES == 2 ? (levels[2] - levels[0]) / (2 * rows.step) : 1.0f;
+    rows.lowest = Rows::PLANES == 2 ? levels[0] : 0.0f;
 }
 // --- body ---
-    RvqRows<T, KEY_DIM, KEY_ODD, CODE_BITS_OF_KEYS, STAGES, CENTER> keys;
+    RvqRows<T, KEY_DIM, KEY_ODD, CODE_BITS_OF_KEYS, STAGES, CENTER, SUBNORMAL> keys;
     keys.flips = key_flips;
     keys.hadamard = key_hadamard;
     place_rows<KEY_DIM>(keys, place, kv_head, key_codes, key_norm, key_mean, key_exact, key_tail, key_levels);
-    RvqRows<T, VALUE_DIM, VALUE_ODD, CODE_BITS_OF_VALUES, STAGES, false> values;
+    RvqRows<T, VALUE_DIM, VALUE_ODD, CODE_BITS_OF_VALUES, STAGES, false, SUBNORMAL> values;
     values.flips = value_flips;
     values.hadamard = value_hadamard;
     place_rows<VALUE_DIM>(
