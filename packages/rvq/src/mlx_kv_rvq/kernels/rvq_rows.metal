@@ -2,14 +2,23 @@
 // rotating them. `place` holds for the keys, then for the values: exact rows held, rows packed; first row in `exact`, in `codes`, in
 // `norm` and in `mean`, and in `tail` less its row; and all rows of each of the five. Of values the means stand for nothing.
 
-// Codes first..first+N-1 of a packed row.
+// Codes first..first+N-1 of a packed row. A lane whose codes fill a byte, 16 or 32 bits reads just those.
 template <int BITS, int N> METAL_FUNC void read_codes(const device uint* words, int first, thread uint (&codes)[N]) {
     constexpr uint MASK = (1u << BITS) - 1;
-    for (int j = 0; j < N; j++) {
-        const int bit = (first + j) * BITS, shift = bit % 32;
-        codes[j] = words[bit / 32] >> shift;
-        if (shift + BITS > 32) codes[j] |= words[bit / 32 + 1] << (32 - shift);
-        codes[j] &= MASK;
+    constexpr int OWN = N * BITS;
+    if constexpr (OWN == 8 || OWN == 16 || OWN == 32) {
+        uint bits;
+        if constexpr (OWN == 8) bits = reinterpret_cast<const device uchar*>(words)[first / N];
+        else if constexpr (OWN == 16) bits = reinterpret_cast<const device ushort*>(words)[first / N];
+        else bits = words[first / N];
+        for (int j = 0; j < N; j++) codes[j] = bits >> (BITS * j) & MASK;
+    } else {
+        for (int j = 0; j < N; j++) {
+            const int bit = (first + j) * BITS, shift = bit % 32;
+            codes[j] = words[bit / 32] >> shift;
+            if (shift + BITS > 32) codes[j] |= words[bit / 32 + 1] << (32 - shift);
+            codes[j] &= MASK;
+        }
     }
 }
 
@@ -86,11 +95,17 @@ template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER, bool 
         if (first >= DIM) return;
         const float size = float(norm[row]);
         for (int stage = 0; stage < STAGES; stage++) {
-            for (int j = 0; j < N; j++) {
-                if (first + j >= DIM) break;
-                uint code[1];
-                read_codes<BITS>(codes + long(row) * WORDS + stage * STREAM, first + j, code);
-                x[j] += levels[stage * LEVELS + code[0]];
+            const device uint* words = codes + long(row) * WORDS + stage * STREAM;
+            if constexpr (DIM % N == 0) {  // all channels of the lane are the row's
+                uint own[N];
+                read_codes<BITS>(words, first, own);
+                for (int j = 0; j < N; j++) x[j] += levels[stage * LEVELS + own[j]];
+            } else {
+                for (int j = 0; j < N && first + j < DIM; j++) {
+                    uint own[1];
+                    read_codes<BITS>(words, first + j, own);
+                    x[j] += levels[stage * LEVELS + own[0]];
+                }
             }
         }
         for (int j = 0; j < N; j++) {
