@@ -18,12 +18,16 @@ template <typename T, int DIM> struct CodebookRows {
     const device uint* codes;
     const device float* norms;
     const device float* codebook;
-    template <int N> METAL_FUNC void read(int row, int first, thread float (&x)[N]) const {
-        for (int j = 0; j < N; j++) {
-            const int i = first + j;
-            x[j] = 0;
-            if (i < DIM) x[j] = codebook[(codes[row * WORDS + i / 8] >> (4 * (i % 8))) & 15u] * norms[row];
-        }
+    template <int N> struct Row {
+        RunOfCodes<4, N, WORDS> codes;
+        float norm;
+    };
+    template <int N> METAL_FUNC void load(int row, int first, thread Row<N>& r) const {
+        r.codes.load(codes + row * WORDS, first);
+        r.norm = norms[row];
+    }
+    template <int N> METAL_FUNC void read(thread const Row<N>& r, int first, thread float (&x)[N]) const {
+        for (int j = 0; j < N; j++) x[j] = first + j < DIM ? codebook[r.codes.get(first, j)] * r.norm : 0.0f;
     }
     METAL_FUNC CodebookRows from(int row) const {
         return CodebookRows{codes + long(row) * WORDS, norms + row, codebook};

@@ -28,14 +28,21 @@ METAL_FUNC void attend_rows(
         for (int c = 0; c < VC; c++) state.value[h][c] = 0;
     }
     for (int step = first; step < last; step += STEP) {
+        typename Keys::template Row<KC> loaded_keys[STEP];
+        typename Values::template Row<VC> loaded_values[STEP];
         float key[STEP][KC], value[STEP][VC];
         int row[STEP];
         #pragma unroll
         for (int i = 0; i < STEP; i++) {
             const int outside = metal::min(step + i, last - 1);
             row[i] = outside < tiles_begin ? outside : outside + tiles_end - tiles_begin;
-            keys.read(row[i], lane * KC, key[i]);
-            values.read(row[i], lane * VC, value[i]);
+            keys.load(row[i], lane * KC, loaded_keys[i]);
+            values.load(row[i], lane * VC, loaded_values[i]);
+        }
+        #pragma unroll
+        for (int i = 0; i < STEP; i++) {
+            keys.read(loaded_keys[i], lane * KC, key[i]);
+            values.read(loaded_values[i], lane * VC, value[i]);
         }
         #pragma unroll
         for (int h = 0; h < GROUP; h++) {

@@ -2,37 +2,6 @@
 // then for the values: exact rows held, rows packed; first row in `exact`, in `codes`, in `scale`, and in `tail` less its row; and
 // all rows of each of the four (a kernel that asked for shapes would pass an argument more for each array).
 
-// The two numbers of type T in a word, without the vector types that not every language has for them.
-template <typename T> struct numbers;
-template <> struct numbers<bfloat> {
-    static METAL_FUNC float lower(uint word) { return as_type<float>(word << 16); }
-    static METAL_FUNC float upper(uint word) { return as_type<float>(word & 0xffff0000u); }
-};
-template <> struct numbers<half> {
-    static METAL_FUNC float lower(uint word) { return float(as_type<half2>(word).x); }
-    static METAL_FUNC float upper(uint word) { return float(as_type<half2>(word).y); }
-};
-
-// Codes first..first+N-1 of a packed row. A lane whose codes fill a byte, 16 or 32 bits reads just those.
-template <int BITS, int N> METAL_FUNC void read_codes(const device uint* words, int first, thread uint (&codes)[N]) {
-    constexpr uint MASK = (1u << BITS) - 1;
-    constexpr int OWN = N * BITS;
-    if constexpr (OWN == 8 || OWN == 16 || OWN == 32) {
-        uint bits;
-        if constexpr (OWN == 8) bits = reinterpret_cast<const device uchar*>(words)[first / N];
-        else if constexpr (OWN == 16) bits = reinterpret_cast<const device ushort*>(words)[first / N];
-        else bits = words[first / N];
-        for (int j = 0; j < N; j++) codes[j] = (bits >> (BITS * j)) & MASK;
-    } else {
-        for (int j = 0; j < N; j++) {
-            const int bit = (first + j) * BITS, shift = bit % 32;
-            codes[j] = words[bit / 32] >> shift;
-            if (shift + BITS > 32) codes[j] |= words[bit / 32 + 1] << (32 - shift);
-            codes[j] &= MASK;
-        }
-    }
-}
-
 // In a matrix fragment codes stand as half numbers times 2^(BITS * place in the byte): the bits of a subnormal, in units of 2^-24,
 // where the hardware keeps subnormals, else the difference of two numbers above 1024.
 template <int BITS, bool SUBNORMAL> struct code_fragments {
@@ -53,10 +22,7 @@ template <typename T, int DIM> struct exact_and_tail {
     const device T* tail;
     int exact_rows, packed_rows;
     METAL_FUNC bool packed(int row) const { return row >= exact_rows && row < packed_rows; }
-    template <int N> METAL_FUNC void read(int row, int first, thread float (&x)[N]) const {
-        const device T* from = (row < exact_rows ? exact : tail) + long(row) * DIM;
-        for (int j = 0; j < N; j++) x[j] = first + j < DIM ? float(from[first + j]) : 0.0f;
-    }
+    METAL_FUNC const device T* from(int row) const { return (row < exact_rows ? exact : tail) + long(row) * DIM; }
 };
 
 // Keys: a scale and a minimum for each channel of GROUP_SIZE rows.
@@ -67,15 +33,26 @@ template <typename T, int BITS, int GROUP, int DIM, bool SUBNORMAL> struct KiviK
     const device T* minimum;
     exact_and_tail<T, DIM> others;
 
-    template <int N> METAL_FUNC void read(int row, int first, thread float (&x)[N]) const {
-        if (!others.packed(row)) return others.read(row, first, x);
-        uint own[N];
-        for (int j = 0; j < N; j++) x[j] = 0;
-        if (first >= DIM) return;
-        read_codes<BITS>(codes + long(row) * WORDS, first, own);
+    template <int N> struct Row {
+        bool packed;
+        RunOfCodes<BITS, N, WORDS> codes;
+        RunOfNumbers<T, N> scale, minimum, exact;    // apart: a load into the same registers would wait for the other
+    };
+    template <int N> METAL_FUNC void load(int row, int first, thread Row<N>& r) const {
+        r.packed = others.packed(row);
         const long group = long(row / GROUP) * DIM + first;
+        if (r.packed) {
+            r.codes.load(codes + long(row) * WORDS, first);
+            r.scale.load(scale + group, DIM - first);
+            r.minimum.load(minimum + group, DIM - first);
+        } else {
+            r.exact.load(others.from(row) + first, DIM - first);
+        }
+    }
+    template <int N> METAL_FUNC void read(thread const Row<N>& r, int first, thread float (&x)[N]) const {
         for (int j = 0; j < N; j++) {
-            if (first + j < DIM) x[j] = float(own[j]) * float(scale[group + j]) + float(minimum[group + j]);
+            const float value = r.packed ? float(r.codes.get(first, j)) * r.scale.get(j) + r.minimum.get(j) : r.exact.get(j);
+            x[j] = first + j < DIM ? value : 0.0f;
         }
     }
 
@@ -110,16 +87,32 @@ template <typename T, int BITS, int GROUP, int DIM, bool SUBNORMAL> struct KiviV
     const device T* minimum;
     exact_and_tail<T, DIM> others;
 
-    template <int N> METAL_FUNC void read(int row, int first, thread float (&x)[N]) const {
-        if (!others.packed(row)) return others.read(row, first, x);
-        uint own[N];
-        for (int j = 0; j < N; j++) x[j] = 0;
-        if (first >= DIM) return;
-        read_codes<BITS>(codes + long(row) * WORDS, first, own);
-        const long groups = long(row) * GROUPS;
+    template <int N> struct Row {
+        bool packed;
+        RunOfCodes<BITS, N, WORDS> codes;
+        T scale, minimum, last_scale, last_minimum;  // of the groups of the first and the last channel
+        RunOfNumbers<T, N> exact;
+    };
+    template <int N> METAL_FUNC void load(int row, int first, thread Row<N>& r) const {
+        r.packed = others.packed(row);
+        if (r.packed) {
+            r.codes.load(codes + long(row) * WORDS, first);
+            const long groups = long(row) * GROUPS;
+            const int group = metal::min(first / GROUP, GROUPS - 1), last = metal::min((first + N - 1) / GROUP, GROUPS - 1);
+            r.scale = scale[groups + group];
+            r.minimum = minimum[groups + group];
+            r.last_scale = scale[groups + last];
+            r.last_minimum = minimum[groups + last];
+        } else {
+            r.exact.load(others.from(row) + first, DIM - first);
+        }
+    }
+    template <int N> METAL_FUNC void read(thread const Row<N>& r, int first, thread float (&x)[N]) const {
         for (int j = 0; j < N; j++) {
-            const long group = groups + (first + j) / GROUP;
-            if (first + j < DIM) x[j] = float(own[j]) * float(scale[group]) + float(minimum[group]);
+            const bool last = (first + j) / GROUP > first / GROUP;
+            const float scale = float(last ? r.last_scale : r.scale), minimum = float(last ? r.last_minimum : r.minimum);
+            const float value = r.packed ? float(r.codes.get(first, j)) * scale + minimum : r.exact.get(j);
+            x[j] = first + j < DIM ? value : 0.0f;
         }
     }
 

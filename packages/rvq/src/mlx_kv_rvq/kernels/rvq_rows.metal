@@ -2,45 +2,19 @@
 // rotating them. `place` holds for the keys, then for the values: exact rows held, rows packed; first row in `exact`, in `codes`, in
 // `norm` and in `mean`, and in `tail` less its row; and all rows of each of the five. Of values the means stand for nothing.
 
-// Codes first..first+N-1 of a packed row. A lane whose codes fill a byte, 16 or 32 bits reads just those.
-template <int BITS, int N> METAL_FUNC void read_codes(const device uint* words, int first, thread uint (&codes)[N]) {
-    constexpr uint MASK = (1u << BITS) - 1;
-    constexpr int OWN = N * BITS;
-    if constexpr (OWN == 8 || OWN == 16 || OWN == 32) {
-        uint bits;
-        if constexpr (OWN == 8) bits = reinterpret_cast<const device uchar*>(words)[first / N];
-        else if constexpr (OWN == 16) bits = reinterpret_cast<const device ushort*>(words)[first / N];
-        else bits = words[first / N];
-        for (int j = 0; j < N; j++) codes[j] = bits >> (BITS * j) & MASK;
-    } else {
-        for (int j = 0; j < N; j++) {
-            const int bit = (first + j) * BITS, shift = bit % 32;
-            codes[j] = words[bit / 32] >> shift;
-            if (shift + BITS > 32) codes[j] |= words[bit / 32 + 1] << (32 - shift);
-            codes[j] &= MASK;
-        }
-    }
-}
-
-template <typename T> METAL_FUNC float2 numbers_of(uint word) {
-    return float2{float(as_type<T>(ushort(word))), float(as_type<T>(ushort(word >> 16)))};
-}
-template <> METAL_FUNC float2 numbers_of<bfloat>(uint word) {  // a bfloat is a float's upper half
-    return float2{as_type<float>(word << 16), as_type<float>(word & 0xffff0000u)};
-}
-
 // Not a condition, of which a compiler could make a branch with shuffles on both sides.
 METAL_FUNC float minus_one_if(uint bit) { return as_type<float>(0x3f800000u | bit << 31); }
 
 // Channels first..first+N-1 of a rotated row of DIM = ODD * POWER channels; every lane of a simdgroup asks for the N that follow
-// those of the lane before.
+// those of the lane before, and `own` are these before the rotation.
 template <int DIM, int ODD, int N, typename T>
 METAL_FUNC void read_rotated(
-    const device T* row, const device uint* flips, const device uint* hadamard, int first, thread float (&x)[N]) {
+    const device T* row, thread const RunOfNumbers<T, N>& own, const device uint* flips, const device uint* hadamard, int first,
+    thread float (&x)[N]) {
     const float scale = metal::rsqrt(float(DIM));
     if constexpr (ODD == 1) {  // N is a power of two, and all lanes have N channels
         for (int j = 0; j < N; j++) {
-            const float value = float(row[first + j]) * scale;
+            const float value = own.get(j) * scale;
             x[j] = flips[(first + j) / 32] >> ((first + j) % 32) & 1 ? -value : value;
         }
         for (int half_size = 1; half_size < N; half_size *= 2) {
@@ -87,32 +61,35 @@ template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER, bool 
     int exact_rows, packed_rows;
     float step, ratio_of_bits, lowest;  // of two bits: what the lower one adds, what half the upper one adds beside it, and code 0
 
-    template <int N> METAL_FUNC void read(int row, int first, thread float (&x)[N]) const {
-        if (row < exact_rows || row >= packed_rows) {
-            return read_rotated<DIM, ODD>((row < exact_rows ? exact : tail) + long(row) * DIM, flips, hadamard, first, x);
+    template <int N> struct Row {
+        bool packed;
+        RunOfCodes<BITS, N, STREAM> codes[STAGES];
+        bfloat norm;
+        RunOfNumbers<T, N> mean, others;
+        const device T* rotated;                     // the row, if it is one that is still to be rotated
+    };
+    template <int N> METAL_FUNC void load(int row, int first, thread Row<N>& r) const {
+        r.packed = row >= exact_rows && row < packed_rows;
+        r.rotated = (row < exact_rows ? exact : tail) + long(row) * DIM;
+        if (r.packed) {
+            #pragma unroll
+            for (int stage = 0; stage < STAGES; stage++) r.codes[stage].load(codes + long(row) * WORDS + stage * STREAM, first);
+            r.norm = norm[row];
+            if constexpr (CENTER) r.mean.load(mean + long(row / BLOCK) * DIM + first, DIM - first);
+        } else {
+            if constexpr (ODD == 1) r.others.load(r.rotated + first, DIM - first);
         }
-        for (int j = 0; j < N; j++) x[j] = 0;
-        if (first >= DIM) return;
-        const float size = float(norm[row]);
-        for (int stage = 0; stage < STAGES; stage++) {
-            const device uint* words = codes + long(row) * WORDS + stage * STREAM;
-            if constexpr (DIM % N == 0) {  // all channels of the lane are the row's
-                uint own[N];
-                read_codes<BITS>(words, first, own);
-                for (int j = 0; j < N; j++) x[j] += levels[stage * LEVELS + own[j]];
-            } else {
-                for (int j = 0; j < N && first + j < DIM; j++) {
-                    uint own[1];
-                    read_codes<BITS>(words, first + j, own);
-                    x[j] += levels[stage * LEVELS + own[0]];
-                }
-            }
-        }
+    }
+    template <int N> METAL_FUNC void read(thread const Row<N>& r, int first, thread float (&x)[N]) const {
+        if (!r.packed) return read_rotated<DIM, ODD>(r.rotated, r.others, flips, hadamard, first, x);
+        const float size = float(r.norm);
         for (int j = 0; j < N; j++) {
+            x[j] = 0;
+            if (first + j >= DIM) continue;
+            #pragma unroll
+            for (int stage = 0; stage < STAGES; stage++) x[j] += levels[stage * LEVELS + r.codes[stage].get(first, j)];
             x[j] *= size;
-            if constexpr (CENTER) {
-                if (first + j < DIM) x[j] += float(mean[long(row / BLOCK) * DIM + first + j]);
-            }
+            if constexpr (CENTER) x[j] += r.mean.get(j);
         }
     }
 
@@ -149,7 +126,7 @@ template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER, bool 
         float step;
         METAL_FUNC float2 scale(int) const { return float2{step, step}; }
         METAL_FUNC float2 minimum(int pair) const {
-            if constexpr (CENTER) return numbers_of<T>(minima[pair]);
+            if constexpr (CENTER) return float2{numbers<T>::lower(minima[pair]), numbers<T>::upper(minima[pair])};
             else return float2{0.0f, 0.0f};
         }
     };

@@ -3,10 +3,15 @@
 
 template <typename T, int DIM> struct DenseRows {
     const device T* rows;
-    // Channels first..first+N-1 of a row, zero from DIM on.
-    template <int N> METAL_FUNC void read(int row, int first, thread float (&x)[N]) const {
-        const device T* from = rows + long(row) * DIM;
-        for (int j = 0; j < N; j++) x[j] = first + j < DIM ? float(from[first + j]) : 0.0f;
+    template <int N> struct Row {
+        RunOfNumbers<T, N> numbers;
+    };
+    template <int N> METAL_FUNC void load(int row, int first, thread Row<N>& r) const {
+        r.numbers.load(rows + long(row) * DIM + first, DIM - first);
+    }
+    // Channels first..first+N-1, zero from DIM on.
+    template <int N> METAL_FUNC void read(thread const Row<N>& r, int first, thread float (&x)[N]) const {
+        for (int j = 0; j < N; j++) x[j] = first + j < DIM ? r.numbers.get(j) : 0.0f;
     }
 };
 // --- body ---
