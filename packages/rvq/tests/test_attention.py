@@ -119,13 +119,13 @@ MUTANTS = {
         ("0x6996u", "0x6997u"),
         ("hadamard[i / POWER] >> (c / POWER)", "hadamard[c / POWER] >> (i / POWER)"),
         ("flips[c / 32] >> (c % 32);", "flips[c / 32] >> (c % 31);"),
-        ("mean[long(row / BLOCK) * DIM + first + j]", "mean[first]"),
-        ("row >= packed_rows", "row > packed_rows"),
+        ("r.mean.get(j)", "r.mean.get(0)"),
+        ("row < packed_rows", "row <= packed_rows"),
     ],
     "rows of several stages": [
-        ("long(row) * WORDS + stage * STREAM;", "long(row) * WORDS + STREAM;"),
-        ("levels[stage * LEVELS + own[j]]", "levels[own[j]]"),
-        ("<< (32 - shift)", "<< (31 - shift)"),
+        ("long(row) * WORDS + stage * STREAM, first", "long(row) * WORDS + STREAM, first"),
+        ("levels[stage * LEVELS + r.codes", "levels[r.codes"),
+        ("r.codes[stage].get", "r.codes[0].get"),
     ],
 }
 
