@@ -6,13 +6,12 @@ Shapes end in [..., rows, channels]. Codes are packed along channels: element j 
 
 from __future__ import annotations
 
-from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, UInt8, UInt32
+    from jaxtyping import Float, UInt32
 
 
 RANGE_LIMIT = 2.0**100  # so that a scale's inverse, and what it lacks, are normal float32 numbers
@@ -70,39 +69,35 @@ def dequantize_values(quantized: Quantized, bits: int, group_size: int) -> Float
 
 def pack(codes: UInt32[mx.array, "*batch rows channels"], bits: int) -> UInt32[mx.array, "*batch rows words"]:
     """Pack codes below 2**bits into 32-bit words."""
-    period, octets = _cycle(bits)
+    count, octets = _cycle(bits)
     *batch, channels = codes.shape
-    words = -(-channels * bits // 32)
-    # To whole cycles that are whole words as well.
-    padded = mx.pad(codes.astype(mx.uint32), [(0, 0)] * len(batch) + [(0, -channels % (4 * period))])
-    cycles = padded.reshape(*batch, padded.shape[-1] // period, period)
-    together = mx.sum(cycles << bits * mx.arange(period, dtype=mx.uint32), axis=-1, keepdims=True)
-    packed = together.view(mx.uint8)[..., :octets]
-    return packed.reshape(*batch, padded.shape[-1] * bits // 8).view(mx.uint32)[..., :words]
+    padded = mx.pad(codes.astype(mx.uint32), [(0, 0)] * len(batch) + [(0, -channels % 32)])
+    cycles = padded.reshape(*batch, padded.shape[-1] // count, count) << _shifts(count, bits)
+    packed = mx.sum(cycles, axis=-1, keepdims=True).view(mx.uint8)[..., :octets]
+    words = packed.reshape(*batch, padded.shape[-1] * bits // 8).view(mx.uint32)
+    return words[..., : -(-channels * bits // 32)]
 
 
 def unpack(
     words: UInt32[mx.array, "*batch rows words"], bits: int, channels: int
-) -> UInt8[mx.array, "*batch rows channels"]:
+) -> UInt32[mx.array, "*batch rows channels"]:
     """Undo `pack`: the first `channels` codes of each row."""
-    period, octets = _cycle(bits)
-    packed = words.view(mx.uint8)
-    *batch, held = packed.shape
-    padded = mx.pad(packed, [(0, 0)] * len(batch) + [(0, -held % octets)])
-    cycles = padded.reshape(*batch, padded.shape[-1] // octets, octets)
-    codes: list[mx.array] = []
-    for code in range(period):
-        octet, shift = divmod(bits * code, 8)
-        part = cycles[..., octet] >> shift
-        codes.append(part | cycles[..., octet + 1] << 8 - shift if shift + bits > 8 else part)
-    together = mx.stack(codes, axis=-1) & ((1 << bits) - 1)
-    return together.reshape(*batch, padded.shape[-1] * 8 // bits)[..., :channels]
+    count, octets = _cycle(bits)
+    *batch, held = words.shape
+    padded = mx.pad(words, [(0, 0)] * len(batch) + [(0, -held % octets)])
+    packed = padded.view(mx.uint8).reshape(*batch, padded.shape[-1] * 4 // octets, octets)
+    cycles = mx.pad(packed, [(0, 0)] * (len(batch) + 1) + [(0, 4 - octets)]).view(mx.uint32)
+    codes = cycles >> _shifts(count, bits) & ((1 << bits) - 1)
+    return codes.reshape(*batch, padded.shape[-1] * 32 // bits)[..., :channels]
 
 
 def _cycle(bits: int) -> tuple[int, int]:
-    """Codes after which a byte border falls between two codes again, and bytes up to there: at most 8 and 3."""
-    period = 8 // gcd(8, bits)
-    return period, bits * period // 8
+    """How many codes fill how many whole bytes of one word."""
+    return (8, 3) if bits == 3 else (32 // bits, 4)
+
+
+def _shifts(count: int, bits: int) -> mx.array:
+    return bits * mx.arange(count, dtype=mx.uint32)
 
 
 def _quantize(groups: mx.array, bits: int, axis: int) -> tuple[mx.array, mx.array, mx.array]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
@@ -100,45 +99,40 @@ def decode_rotated(
 
 def pack(codes: UInt32[mx.array, "*batch rows channels"], bits: int) -> UInt32[mx.array, "*batch rows words"]:
     """Pack codes below 2**bits into 32-bit words."""
-    period = 32 // gcd(32, bits)  # codes after which a word border falls between two codes again
+    count, octets = _cycle(bits)
     *batch, channels = codes.shape
-    padded = mx.pad(codes, [(0, 0)] * len(batch) + [(0, -channels % period)])
-    cycles = padded.reshape(*batch, padded.shape[-1] // period, period)
-    words: list[mx.array] = []
-    for word in range(bits * period // 32):
-        total = mx.zeros(cycles.shape[:-1], mx.uint32)
-        for code in range(32 * word // bits, -(-32 * (word + 1) // bits)):
-            shift = bits * code - 32 * word
-            total = total | (cycles[..., code] << shift if shift >= 0 else cycles[..., code] >> -shift)
-        words.append(total)
-    return mx.stack(words, axis=-1).reshape(*batch, padded.shape[-1] * bits // 32)[..., : words_of(channels, bits)]
+    padded = mx.pad(codes, [(0, 0)] * len(batch) + [(0, -channels % 32)])
+    cycles = padded.reshape(*batch, padded.shape[-1] // count, count) << _shifts(count, bits)
+    packed = mx.sum(cycles, axis=-1, keepdims=True).view(mx.uint8)[..., :octets]
+    words = packed.reshape(*batch, padded.shape[-1] * bits // 8).view(mx.uint32)
+    return words[..., : words_of(channels, bits)]
 
 
 def unpack(
     words: UInt32[mx.array, "*batch rows words"], bits: int, channels: int
 ) -> UInt32[mx.array, "*batch rows channels"]:
     """Undo `pack`: the first `channels` codes of each row."""
-    period = 32 // gcd(32, bits)
-    count = bits * period // 32  # words of a cycle
+    count, octets = _cycle(bits)
     *batch, held = words.shape
-    padded = mx.pad(words, [(0, 0)] * len(batch) + [(0, -held % count)])
-    cycles = padded.reshape(*batch, padded.shape[-1] // count, count)
-    codes: list[mx.array] = []
-    for word in range(count):
-        begin, end = -(-32 * word // bits), -(-32 * (word + 1) // bits)  # the codes that begin in this word
-        shifts = mx.arange(begin, end, dtype=mx.uint32) * bits - 32 * word
-        part = cycles[..., word : word + 1] >> shifts
-        if end * bits > 32 * (word + 1):
-            # The last one's upper bits are in the next word; of what the others get, the mask below leaves nothing.
-            part = part | cycles[..., word + 1 : word + 2] << mx.minimum(32 - shifts, 31)
-        codes.append(part)
-    together = mx.concatenate(codes, axis=-1) & ((1 << bits) - 1)
-    return together.reshape(*batch, cycles.shape[-2] * period)[..., :channels]
+    padded = mx.pad(words, [(0, 0)] * len(batch) + [(0, -held % octets)])
+    packed = padded.view(mx.uint8).reshape(*batch, padded.shape[-1] * 4 // octets, octets)
+    cycles = mx.pad(packed, [(0, 0)] * (len(batch) + 1) + [(0, 4 - octets)]).view(mx.uint32)
+    codes = cycles >> _shifts(count, bits) & ((1 << bits) - 1)
+    return codes.reshape(*batch, padded.shape[-1] * 32 // bits)[..., :channels]
 
 
 def words_of(channels: int, bits: int) -> int:
     """Return the 32-bit words of a stage's codes of one row."""
     return -(-channels * bits // 32)
+
+
+def _cycle(bits: int) -> tuple[int, int]:
+    """How many codes fill how many whole bytes of one word."""
+    return (8, 3) if bits == 3 else (32 // bits, 4)
+
+
+def _shifts(count: int, bits: int) -> mx.array:
+    return bits * mx.arange(count, dtype=mx.uint32)
 
 
 def _block_means(y: mx.array, skip: Sequence[int], dtype: mx.Dtype) -> mx.array:
