@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -41,12 +42,11 @@ def check_batch_generator(spec: str) -> None:
     """Sequences of a BatchGenerator that start and finish at different times get the tokens they get alone."""
     for name in ("llama", "gpt_oss"):
         model = tiny_model(name)
-        prompts = [random_prompt(seed, n) for seed, n in enumerate((700, 7, 150, 1, 45))]
-        limits = [12, 40, 5, 30, 20]
+        prompts, limits = _batch()
         alone = [
             greedy(model, prompt, make_prompt_cache(model, spec), n) for prompt, n in zip(prompts, limits, strict=True)
         ]
-        own_bytes = max(held for _, held in _serve(model, prompts, limits))
+        own_bytes = _own_bytes(name)
         with installed(model, spec):
             served = list(_serve(model, prompts, limits))
         for index, right in enumerate(alone):
@@ -174,6 +174,17 @@ def installed(model: Any, spec: str) -> Generator[None]:
 
 def _nudged(weights: mx.array) -> mx.array:
     return weights + 0.01 * mx.random.normal(weights.shape, key=mx.random.key(1))
+
+
+def _batch() -> tuple[list[list[int]], list[int]]:
+    """Return prompts of very different length, and how many tokens are to follow each."""
+    return [random_prompt(seed, n) for seed, n in enumerate((700, 7, 150, 1, 45))], [12, 40, 5, 30, 20]
+
+
+@functools.cache
+def _own_bytes(name: str) -> int:
+    """Most bytes that mlx-lm's own caches hold for the batch."""
+    return max(held for _, held in _serve(tiny_model(name), *_batch()))
 
 
 def _serve(model: Any, prompts: list[list[int]], limits: list[int]) -> Iterator[tuple[list[tuple[int, int]], int]]:
