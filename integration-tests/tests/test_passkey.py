@@ -1,7 +1,5 @@
 """A key hidden in 1,440 tokens of real text, asked of SmolLM2 through 256 of its rows."""
 
-from functools import partial
-
 import mlx.core as mx
 import pytest
 
@@ -40,8 +38,12 @@ def found(smollm2, shown):
             lm.feed(model, mx.array([prompt[:-1]]), prefilled)
         for name, create in POLICIES.items():
             cache = [under(layer, create(Geometry(**layer.origin["geometry"]))) for layer in prefilled]
-            pieces = partial(lm.stream, model, tokenizer, prompt[-1:], cache, max_tokens=6, sampling=lm.Sampling())
-            found[name] += "".join(piece.text for piece in pieces()).strip().startswith(key)
+            answer = ""
+            for piece in lm.stream(model, tokenizer, prompt[-1:], cache, max_tokens=6, sampling=lm.Sampling()):
+                answer = (answer + piece.text).lstrip()
+                if not key.startswith(answer):  # it is the key and more, or will not be it
+                    break
+            found[name] += answer.startswith(key)
     shown.append("\n".join(f"{name:12} {count} of {len(PROMPTS)}" for name, count in found.items()))
     return found
 
