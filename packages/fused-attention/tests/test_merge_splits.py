@@ -69,26 +69,26 @@ def test_refuses(outputs, lse, message):
 
 
 MUTANTS = [
-    Mutant("splits = lse_shape[1]", "splits = lse_shape[1] - 1"),
+    Mutant("= partial_shape[1]", "= partial_shape[1] - 1"),
     Mutant("maximum = simd_max(maximum);", ""),
-    Mutant("maximum = metal::max(maximum, lse[head * splits + i])", "maximum = lse[head * splits + i]"),
+    Mutant("maximum = metal::max(maximum, own[i * (DIM + 1) + DIM])", "maximum = own[i * (DIM + 1) + DIM]"),
     Mutant(
         "if (maximum == -INFINITY) maximum = 0;",
         "",
         equivalent="a sum of NaN is not above zero either, but only where NaN is kept",
     ),
     Mutant("i = simdgroup; i < splits", "i = simdgroup + 1; i < splits"),
-    Mutant("metal::exp2(lse[head * splits + i] - maximum)", "metal::exp2(lse[head * splits + i])"),
-    Mutant("metal::exp2(lse[head * splits + i] - maximum)", "metal::exp(lse[head * splits + i] - maximum)"),
+    Mutant("metal::exp2(split[DIM] - maximum)", "metal::exp2(split[DIM])"),
+    Mutant("metal::exp2(split[DIM] - maximum)", "metal::exp(split[DIM] - maximum)"),
     Mutant("sum += weight;", "sum += 1;"),
     Mutant("value[c] += weight *", "value[c] += "),
-    Mutant("(long(head) * splits + i) * DIM", "long(head) * splits * DIM"),
+    Mutant("= own + i * (DIM + 1);", "= own;"),
     Mutant("    threadgroup_barrier(mem_flags::mem_threadgroup);\n", ""),
     Mutant("sum += sums[i];", "sum = sums[i];"),
-    Mutant("merged += partial[i * DIM + c]", "merged += partial[c]"),
+    Mutant("merged += values[i * DIM + c]", "merged += values[c]"),
     Mutant("T(sum > 0 ? merged / sum : 0.0f)", "T(merged / sum)"),
-    Mutant("total[head] = sum > 0 ? maximum + metal::log2(sum)", "total[head] = sum > 0 ? metal::log2(sum)"),
-    Mutant("c * 32 + lane < DIM) value", "c * 32 + lane <= DIM) value"),
+    Mutant("long(head) * splits * (DIM + 1)", "long(head) * splits * DIM"),
+    Mutant("c * 32 + lane < DIM) values[", "c * 32 + lane <= DIM) values["),
 ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from math import log
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
@@ -79,7 +78,10 @@ def attend(
         layout.format, layout.rows, layout.tiles, layout.places, queries.shape[1], scale, logits, splits, backend
     )
     outputs = launch(queries, places, *layout.arrays, *(() if sinks is None else (sinks,)))
-    return Attention(*outputs) if logits else outputs[0]
+    if not logits:
+        return outputs[0]
+    lse = mx.logsumexp(outputs[1], axis=-1)
+    return Attention(*outputs, lse if sinks is None else mx.logaddexp(lse, sinks.astype(mx.float32)))
 
 
 @lru_cache(64)  # the layers of a model usually agree, and what is worked out for one serves all
@@ -114,11 +116,11 @@ def _launcher(
     """Return both launches as one function of queries, places, the layout's arrays and, if there are any, sinks."""
     kernel, heads = of_layout.kernel, batch * query_heads
     kv_heads, dim = query_heads // int(of_layout.template["GROUP"]), int(of_layout.template["VALUE_DIM"])  # type: ignore[call-overload]
-    wanted = [(heads, splits, dim), (heads, splits)] + ([(batch, query_heads, logit_rows)] if logit_rows else [])
+    wanted = [(heads, splits, dim + 1)] + ([(batch, query_heads, logit_rows)] if logit_rows else [])
 
     def launch(*arrays: mx.array) -> list[mx.array]:
         queries, sinks = arrays[0], arrays[len(kernel.input_names) :]
-        outputs, lse, *logits = kernel(
+        partial, *logits = kernel(
             inputs=arrays[: len(kernel.input_names)],
             template=of_layout.template,
             grid=(32 * SIMDGROUPS * splits, kv_heads, batch),
@@ -129,10 +131,8 @@ def _launcher(
             threadgroups_per_core=of_layout.threadgroups_per_core,
             backend=backend,
         )
-        output, total = launch_merge(
-            outputs, lse, sinks[0] if sinks else None, (batch, query_heads, 1, dim), queries.dtype, backend
-        )
-        return [output, *logits, total.reshape(batch, query_heads) * log(2)] if logit_rows else [output]
+        own_sinks = sinks[0] if sinks else None
+        return [launch_merge(partial, own_sinks, (batch, query_heads, 1, dim), queries.dtype, backend), *logits]
 
     # Compiled, a call costs the host a fraction; logits grow with every row, and would be compiled anew each time.
     return launch if backend == "emulator" or logit_rows else mx.compile(launch)

@@ -30,7 +30,7 @@ class AttentionKernel(Kernel):
         helpers = (ROWS, FRAGMENTS, TILES) if self.name == "attend_tiles" else (ROWS,)
         own = (self.package, f"kernels/{self.filename}")
         # An output that is not wanted is not made; the text then names another one, and never writes to it.
-        logits = "logits" if "logits" in self.output_names else "lse"
+        logits = "logits" if "logits" in self.output_names else "partial"
         return _compose(
             tuple((file[1].rpartition("/")[2], read(*file)) for file in (SEQUENCE, self.layout_source)),
             tuple((file[1].rpartition("/")[2], read(*file)) for file in helpers),

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 MERGE_SPLITS = Kernel(
     "merge_splits",
     "mlx_kv_fused_attention",
-    ("outputs", "lse", "sinks"),
-    ("output", "total"),
+    ("partial", "sinks"),
+    ("output",),
     template=("T", "DIM", "SINKS", "SINK_COUNT", "SIMDGROUPS"),
 )
 _SIMDGROUPS = 16
@@ -54,34 +54,31 @@ def merge_splits(
     if backend == "reference":
         return reference.merge_splits(outputs, lse)
     *batch, splits, dim = outputs.shape
-    output, total = launch_merge(
-        outputs.reshape(-1, splits, dim), lse.reshape(-1, splits), None, (*batch, dim), mx.float32, backend
-    )
-    return output, total.reshape(batch)
+    partial = mx.concatenate([outputs, lse[..., None]], axis=-1).reshape(-1, splits, dim + 1)
+    output = launch_merge(partial, None, (*batch, dim), mx.float32, backend)
+    return output, reference.merged_lse(lse)
 
 
 def launch_merge(
-    outputs: mx.array,
-    lse: mx.array,
-    sinks: mx.array | None,
-    shape: tuple[int, ...],
-    dtype: mx.Dtype,
-    backend: str,
-) -> list[mx.array]:
-    """Merge [rows, splits, dim] into `shape`, and lse [rows]; the sink of row i is sinks[i % len(sinks)]."""
-    rows, _, dim = outputs.shape
+    partial: mx.array, sinks: mx.array | None, shape: tuple[int, ...], dtype: mx.Dtype, backend: str
+) -> mx.array:
+    """Merge [rows, splits, dim + 1], outputs and behind each its lse, into `shape`.
+
+    One array for both: the host pays for each that a launch has. The sink of row i is sinks[i % len(sinks)].
+    """
+    rows, _, width = partial.shape
     return MERGE_SPLITS(
-        inputs=[outputs, lse, lse if sinks is None else sinks],
+        inputs=[partial, partial if sinks is None else sinks],
         template={
             "T": dtype,
-            "DIM": dim,
+            "DIM": width - 1,
             "SINKS": sinks is not None,
             "SINK_COUNT": 1 if sinks is None else sinks.size,
             "SIMDGROUPS": _SIMDGROUPS,
         },
         grid=(rows * 32 * _SIMDGROUPS, 1, 1),
         threadgroup=(32 * _SIMDGROUPS, 1, 1),
-        output_shapes=[shape, (rows,)],
-        output_dtypes=[dtype, mx.float32],
+        output_shapes=[shape],
+        output_dtypes=[dtype],
         backend=backend,
-    )
+    )[0]

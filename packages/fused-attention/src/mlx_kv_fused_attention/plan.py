@@ -88,7 +88,7 @@ def plan(format: Format, query_heads: int, scale: float, logits: bool, backend: 
         "attend_tiles" if tiled else "attend_rows",
         PACKAGE,
         ("queries", "places", *format.inputs),
-        ("outputs", "lse", "logits") if logits else ("outputs", "lse"),
+        ("partial", "logits") if logits else ("partial",),
         template=tuple(template),
         layout_source=format.source,
     )

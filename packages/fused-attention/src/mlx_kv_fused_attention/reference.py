@@ -51,9 +51,18 @@ def merge_splits(
     outputs: Float[mx.array, "*batch splits dim"], lse: Float[mx.array, "*batch splits"]
 ) -> tuple[mx.array, mx.array]:
     """Merge splits: M = max lse_i, w_i = 2^(lse_i - M), o = sum w_i o_i / sum w_i, lse = M + log2 sum w_i."""
-    outputs, lse = outputs.astype(mx.float32), lse.astype(mx.float32)
+    largest, weights, total = _weights(lse.astype(mx.float32))
+    output = (weights[..., None] * outputs.astype(mx.float32)).sum(axis=-2) / mx.where(total > 0, total, 1.0)
+    return output, (largest + mx.log2(total)).squeeze(-1)
+
+
+def merged_lse(lse: Float[mx.array, "*batch splits"]) -> Float[mx.array, "*batch"]:
+    """Return the lse of `merge_splits` alone."""
+    largest, _, total = _weights(lse)
+    return (largest + mx.log2(total)).squeeze(-1)
+
+
+def _weights(lse: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     largest = lse.max(axis=-1, keepdims=True)
     weights = mx.exp((lse - mx.where(mx.isinf(largest), 0.0, largest)) * log(2))
-    total = weights.sum(axis=-1, keepdims=True)
-    output = (weights[..., None] * outputs).sum(axis=-2) / mx.where(total > 0, total, 1.0)
-    return output, (largest + mx.log2(total)).squeeze(-1)
+    return largest, weights, weights.sum(axis=-1, keepdims=True)

@@ -38,6 +38,6 @@
         threadgroup_barrier(mem_flags::mem_threadgroup);
         const long place_of_head = long(first_head + h) * splits + split;
         store_head<SIMDGROUPS, VALUE_DIM, 32 * VC>(
-            weighed, outputs + place_of_head * VALUE_DIM, lse + place_of_head, weight.y, weight.z, thread_index);
+            weighed, partial + place_of_head * (VALUE_DIM + 1), weight.y, weight.z, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }

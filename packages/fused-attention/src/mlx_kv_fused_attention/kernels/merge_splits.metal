@@ -2,15 +2,16 @@
 // splits, lanes over the channels. An attention sink is one more split whose value is zero.
 // --- body ---
     constexpr int CHANNELS = (DIM + 31) / 32;
-    threadgroup float partial[SIMDGROUPS * DIM];
+    threadgroup float values[SIMDGROUPS * DIM];
     threadgroup float sums[SIMDGROUPS];
     const int thread_index = thread_position_in_threadgroup.x, lane = thread_index_in_simdgroup;
     const int simdgroup = simdgroup_index_in_threadgroup;
-    const int head = threadgroup_position_in_grid.x, splits = lse_shape[1];
+    const int head = threadgroup_position_in_grid.x, splits = partial_shape[1];
+    const device float* own = partial + long(head) * splits * (DIM + 1);
 
     const float sink = SINKS ? float(sinks[head % SINK_COUNT]) * 1.4426950408889634f : -INFINITY;
     float maximum = sink;
-    for (int i = lane; i < splits; i += 32) maximum = metal::max(maximum, lse[head * splits + i]);
+    for (int i = lane; i < splits; i += 32) maximum = metal::max(maximum, own[i * (DIM + 1) + DIM]);
     maximum = simd_max(maximum);
     if (maximum == -INFINITY) maximum = 0;           // no rows at all: every weight is 2^-inf = 0
 
@@ -18,8 +19,8 @@
     for (int c = 0; c < CHANNELS; c++) value[c] = 0;
     #pragma unroll 4
     for (int i = simdgroup; i < splits; i += SIMDGROUPS) {
-        const float weight = metal::exp2(lse[head * splits + i] - maximum);
-        const device float* split = outputs + (long(head) * splits + i) * DIM;
+        const device float* split = own + i * (DIM + 1);
+        const float weight = metal::exp2(split[DIM] - maximum);
         sum += weight;
         #pragma unroll
         for (int c = 0; c < CHANNELS; c++) {
@@ -27,7 +28,7 @@
         }
     }
     for (int c = 0; c < CHANNELS; c++) {
-        if (c * 32 + lane < DIM) partial[simdgroup * DIM + c * 32 + lane] = value[c];
+        if (c * 32 + lane < DIM) values[simdgroup * DIM + c * 32 + lane] = value[c];
     }
     if (lane == 0) sums[simdgroup] = sum;
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -35,7 +36,6 @@
     for (int i = 0; i < SIMDGROUPS; i++) sum += sums[i];
     for (int c = thread_index; c < DIM; c += 32 * SIMDGROUPS) {
         float merged = 0;
-        for (int i = 0; i < SIMDGROUPS; i++) merged += partial[i * DIM + c];
+        for (int i = 0; i < SIMDGROUPS; i++) merged += values[i * DIM + c];
         output[long(head) * DIM + c] = T(sum > 0 ? merged / sum : 0.0f);
     }
-    if (thread_index == 0) total[head] = sum > 0 ? maximum + metal::log2(sum) : -INFINITY;

@@ -99,14 +99,14 @@ METAL_FUNC float3 weigh(Maxima maxima, Sums sums, float own_maximum) {
     return float3{metal::exp2(own_maximum - maximum), maximum, sum};
 }
 
-// One query head: the simdgroups' values, already weighed, become the split's output and its lse (base 2).
-template <int SIMDGROUPS, int DIM, int STRIDE, typename Values, typename Output, typename Lse>
-METAL_FUNC void store_head(Values values, Output output, Lse lse, float maximum, float sum, int thread_index) {
+// One query head: the simdgroups' values, already weighed, become the split's output and, behind it, its lse (base 2).
+template <int SIMDGROUPS, int DIM, int STRIDE, typename Values, typename Output>
+METAL_FUNC void store_head(Values values, Output output, float maximum, float sum, int thread_index) {
     const float inverse = sum > 0 ? 1.0f / sum : 0.0f;  // a split without rows is (-inf, 0)
     for (int c = thread_index; c < DIM; c += 32 * SIMDGROUPS) {
         float value = 0;
         for (int i = 0; i < SIMDGROUPS; i++) value += values[i * STRIDE + c];
         output[c] = value * inverse;
     }
-    if (thread_index == 0) *lse = sum > 0 ? maximum + metal::log2(sum) : -INFINITY;
+    if (thread_index == 0) output[DIM] = sum > 0 ? maximum + metal::log2(sum) : -INFINITY;
 }
