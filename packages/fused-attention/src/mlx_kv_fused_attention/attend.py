@@ -80,8 +80,9 @@ def attend(
     outputs = launch(queries, places, *layout.arrays, *(() if sinks is None else (sinks,)))
     if not logits:
         return outputs[0]
-    lse = mx.logsumexp(outputs[1], axis=-1)
-    return Attention(*outputs, lse if sinks is None else mx.logaddexp(lse, sinks.astype(mx.float32)))
+    output, scores = outputs
+    lse = mx.logsumexp(scores, axis=-1)
+    return Attention(output, scores, lse if sinks is None else mx.logaddexp(lse, sinks.astype(mx.float32)))
 
 
 @lru_cache(64)  # the layers of a model usually agree, and what is worked out for one serves all
