@@ -123,8 +123,8 @@ def measure(case, rounds):
     try:
         mx.eval(mlx_lm(0))
         contestants["mlx_lm"] = mlx_lm
-    except RuntimeError as error:
-        refused = str(error)
+    except RuntimeError as refusal:
+        refused = str(refusal)
     times = {name: [] for name in contestants}
     for call in contestants.values():
         back_to_back(call, 6)

@@ -35,7 +35,7 @@ from mlx_kv.spec import Spec
 from mlx_kv_kernels import resolve_backend
 
 PACKAGES = ("mlx", "mlx-kv", "mlx-kv-kernels", "mlx-kv-h2o", "mlx-kv-keyformer", "mlx-kv-fused-attention")
-COPIES, CHECKED = 4, 16
+COPIES, CALLS, CHECKED = 4, 24, 16
 
 
 @dataclass(frozen=True)
@@ -168,14 +168,14 @@ def compare(
 
 
 def timed(op: Callable[[int], mx.array], rounds: int) -> dict[str, float]:
-    """Microseconds of op(0) to op(COPIES - 1) in turn."""
+    """Microseconds of op(0) to op(COPIES - 1) in turn, back to back and alone."""
 
     def stream() -> float:
         begin = time.perf_counter()
-        for i in range(COPIES):
-            mx.async_eval(op(i))
+        for i in range(CALLS):
+            mx.async_eval(op(i % COPIES))
         mx.synchronize()
-        return (time.perf_counter() - begin) / COPIES
+        return (time.perf_counter() - begin) / CALLS
 
     def single() -> float:
         begin = time.perf_counter()

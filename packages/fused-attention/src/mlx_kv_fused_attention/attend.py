@@ -102,7 +102,8 @@ def _prepare(
     tiles = tiles if of_layout.tiled else ((0, 0),) * len(rows)
     chosen = splits_of(format, rows, tiles, of_layout.threadgroups_per_core, splits)
     logit_rows = max(rows) if logits else 0
-    launch = _launcher(of_layout, len(rows), query_heads, chosen.rows + chosen.tiles, logit_rows, backend)
+    ragged = len(set(rows)) > 1
+    launch = _launcher(of_layout, len(rows), query_heads, chosen.rows + chosen.tiles, logit_rows, ragged, backend)
     own: list[int] = []
     for count, tile, place in zip(rows, tiles, places, strict=True):
         own += (count, *tile, logit_rows, chosen.rows, *place)
@@ -112,7 +113,7 @@ def _prepare(
 
 @lru_cache(1024)
 def _launcher(
-    of_layout: Plan, batch: int, query_heads: int, splits: int, logit_rows: int, backend: str
+    of_layout: Plan, batch: int, query_heads: int, splits: int, logit_rows: int, ragged: bool, backend: str
 ) -> Callable[..., list[mx.array]]:
     """Return both launches as one function of queries, places, the layout's arrays and, if there are any, sinks."""
     kernel, heads = of_layout.kernel, batch * query_heads
@@ -128,7 +129,9 @@ def _launcher(
             threadgroup=(32 * SIMDGROUPS, 1, 1),
             output_shapes=wanted,
             output_dtypes=[mx.float32] * len(wanted),
-            init_value=-float("inf") if logit_rows else None,  # beyond a sequence's length nothing is written
+            init_value=-float("inf")
+            if logit_rows and ragged
+            else None,  # beyond a sequence's length nothing is written
             threadgroups_per_core=of_layout.threadgroups_per_core,
             backend=backend,
         )
