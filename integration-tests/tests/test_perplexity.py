@@ -24,7 +24,7 @@ LIMITS = {
 
 
 class MlxLmCache(KVCache):
-    """Mlx-lm's quantised cache, read back dense: on a CPU its quantised attention takes minutes for the same."""
+    """Mlx-lm's quantised cache, whose rows are read back dense once: on a CPU its own attention takes minutes."""
 
     def __init__(self, bits):
         super().__init__()
@@ -32,12 +32,8 @@ class MlxLmCache(KVCache):
 
     def update_and_fetch(self, keys, values):
         packed = self.own.update_and_fetch(keys, values)
-        self.offset = self.own.offset
-        return tuple(mx.dequantize(*rows, group_size=32, bits=self.own.bits) for rows in packed)
-
-    @property
-    def state(self):
-        return self.own.state
+        newest = [[part[..., -keys.shape[2] :, :] for part in rows] for rows in packed]
+        return super().update_and_fetch(*(mx.dequantize(*rows, group_size=32, bits=self.own.bits) for rows in newest))
 
     @property
     def nbytes(self):
