@@ -37,6 +37,7 @@ SPECS = {
     "snapkv W 32": f"snapkv(budget={BUDGET})",
     "snapkv W 32 avg 5": f"snapkv(budget={BUDGET}, kernel_size=5, pooling='avg')",
     "pyramidkv W 8": f"pyramidkv(budget={BUDGET})",
+    "pyramidkv W 8, beta 5": f"pyramidkv(budget={BUDGET}, beta=5)",
     "h2o": f"h2o(heavy={BUDGET // 2}, recent={BUDGET // 2})",
     "keyformer": f"keyformer(budget={BUDGET})",
 }
