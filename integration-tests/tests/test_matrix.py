@@ -10,7 +10,7 @@ from mlx_lm.models.cache import make_prompt_cache as own_prompt_cache
 from mlx_kv import CompressedKVCache, make_prompt_cache, memory_report
 from mlx_kv.testing.models import tiny_model
 
-PROMPT, CHUNK, STEPS = 400, 192, 4
+PROMPT, CHUNK, STEPS = 280, 140, 4
 BUDGET = 128
 FAMILIES = ["gemma3_text", "gpt_oss", "qwen3_next"]  # with sliding windows; with sink logits too; recurrent
 STORES = {"dense": "dense", "kivi": "kivi(residual=32)", "rvq": "rvq(residual=32, center=False)"}

@@ -279,7 +279,7 @@ def test_passkey_command(run, loaded, monkeypatch):
 
 def test_a_saved_cache_is_continued_inside_the_users_message(run, loaded, tmp_path):
     question, rest = "Explain in two sentences", " why the sky is blue."
-    flags = ["generate", "--model", "smollm2", "--method", "dense", "--max-tokens", "12", "--json", "--prompt"]
+    flags = ["generate", "--model", "smollm2", "--method", "dense", "--max-tokens", "6", "--json", "--prompt"]
     whole = json.loads(run(*flags, question + rest)[1])
 
     start = models.encode_prompt(loaded.tokenizer, question + "<end>")
