@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
+from threading import Lock
 
+_lock = Lock()
 _WORDS = ("shape", "strides", "ndim")  # MLX hands these of an input over where the body names them
 
 
@@ -22,11 +27,19 @@ def included(name: str, header: str, body: str, input_names: Sequence[str]) -> t
 
 
 def _include(filename: str, text: str) -> str:
-    path = Path(_folder().name, filename)
+    with _lock:  # threads that come first together share one folder
+        path = _folder(os.getpid()) / filename
     path.write_text(text, encoding="utf-8")
     return f'#include "{path.as_posix()}"\n'
 
 
 @cache
-def _folder() -> TemporaryDirectory[str]:
-    return TemporaryDirectory(prefix="mlx_kv_kernels_")
+def _folder(process: int) -> Path:
+    folder = Path(mkdtemp(prefix="mlx_kv_kernels_"))
+    atexit.register(_remove, folder, process)
+    return folder
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # a forked child leaves its parent's files alone
+        shutil.rmtree(folder, ignore_errors=True)
