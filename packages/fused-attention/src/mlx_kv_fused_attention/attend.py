@@ -120,6 +120,8 @@ def _launcher(
     kv_heads, dim = query_heads // int(of_layout.template["GROUP"]), int(of_layout.template["VALUE_DIM"])  # type: ignore[call-overload]
     wanted = [(heads, splits, dim + 1)] + ([(batch, query_heads, logit_rows)] if logit_rows else [])
 
+    filled = -float("inf") if logit_rows and ragged else None  # beyond a shorter sequence's rows nothing is written
+
     def launch(*arrays: mx.array) -> list[mx.array]:
         queries, sinks = arrays[0], arrays[len(kernel.input_names) :]
         partial, *logits = kernel(
@@ -129,9 +131,7 @@ def _launcher(
             threadgroup=(32 * SIMDGROUPS, 1, 1),
             output_shapes=wanted,
             output_dtypes=[mx.float32] * len(wanted),
-            init_value=-float("inf")
-            if logit_rows and ragged
-            else None,  # beyond a sequence's length nothing is written
+            init_value=filled,
             threadgroups_per_core=of_layout.threadgroups_per_core,
             backend=backend,
         )
