@@ -109,8 +109,10 @@ def check_memory_is_flat(spec: str) -> None:
     slack = _PAGE * len(reachable_arrays(cache))
     grown = beside[-1] - min(beside[:20])
     expect(grown <= slack, spec, f"500 steps left {grown} bytes behind beside the arrays held")
-    jumps = sum(later > earlier for earlier, later in pairwise(beside))
-    expect(jumps < 250, spec, f"memory grew beside the arrays held at {jumps} of 500 steps")
+    # MLX's threads let go of the last step's buffers in their own time, so single readings go up and down.
+    floors = [min(beside[first : first + 50]) for first in range(0, 500, 50)]
+    rising = all(later > earlier for earlier, later in pairwise(floors))
+    expect(not rising, spec, f"memory beside the arrays held grew all the way, every 50 steps its least was {floors}")
 
 
 def check_take(spec: str) -> None:
