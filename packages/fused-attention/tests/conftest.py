@@ -7,14 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_kv import DenseStore
+from mlx_kv import DenseStore, Geometry, methods
+from mlx_kv.spec import Spec
 from mlx_kv_kernels import UnavailableBackendError, resolve_backend
 from mlx_kv_kernels.testing import legs, not_run
-
-try:
-    from mlx_kv_kivi import Kivi, KiviStore
-except ImportError:  # its rows are packed: the tests that need them skip themselves without it
-    Kivi = KiviStore = None
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # on CUDA, the reference's float32 matmuls would round to 10 bits
 
@@ -113,10 +109,18 @@ def oracle(queries, store, scale, sinks=None):
     return np.stack(outputs)[:, :, None], all_logits, np.stack(lses)
 
 
-def filled(config, lengths, kv_heads, key_dim, value_dim, dtype, seed=0, spread=1.0):
+def config_of(spec):
+    """The store that a spec names; skips the test where that method is not installed."""
+    name = spec.partition("(")[0]
+    if name not in {method.name for method in methods()}:
+        pytest.skip(f"mlx-kv-{name}, which packs the rows, is not installed")
+    return Spec.parse(spec).store
+
+
+def filled(spec, lengths, kv_heads, key_dim, value_dim, dtype, seed=0, spread=1.0):
     """A store of `lengths` normal rows; each sequence's newest was appended on its own, as in decoding."""
     rng = np.random.default_rng(seed)
-    store = DenseStore() if config is None else KiviStore(config)
+    store = config_of(spec).create(Geometry(0, kv_heads, kv_heads, key_dim, value_dim))
     longest = max(lengths)
 
     def rows(count, dim):
@@ -140,7 +144,7 @@ class Tools:
     held = staticmethod(held)
     oracle = staticmethod(oracle)
     filled = staticmethod(filled)
-    Kivi = Kivi
+    config_of = staticmethod(config_of)
 
     @staticmethod
     def queries(batch, heads, dim, dtype, seed=1):

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from mlx_kv_fused_attention import attend
 from mlx_kv_kernels.testing import legs
 
-Kivi = pytest.importorskip("mlx_kv_kivi", reason="mlx-kv-kivi packs the rows").Kivi
-
 # Half types: the matrix kernel rounds folded queries and probabilities to half, 2^-11 each, and the output to the
 # model's dtype, up to 2^-9. float32: sums over a few hundred rows in another order.
 TOLERANCE = {mx.float32: 1e-5, mx.float16: 2e-3, mx.bfloat16: 2e-3}
@@ -24,10 +22,11 @@ FASTEST = [leg for leg in legs() if dict(leg.settings).get("mode", "run") == "ru
 
 
 def kivi(bits, group_size, sinks=4, **options):
-    return Kivi(bits=bits, group_size=group_size, residual=group_size, sinks=sinks, **options)
+    named = {"bits": bits, "group_size": group_size, "residual": group_size, "sinks": sinks, **options}
+    return f"kivi({', '.join(f'{name}={value}' for name, value in named.items())})"
 
 
-# (config, key_dim, value_dim, group, dtype, logits): one compilation each, which takes seconds.
+# (store, key_dim, value_dim, group, dtype, logits): one compilation each, which takes seconds.
 TILES = [
     (kivi(2, 64), 128, 128, 4, mx.float16, False),
     (kivi(2, 32, sinks=0), 128, 128, 8, mx.bfloat16, True),
@@ -38,11 +37,11 @@ TILES = [
     (kivi(4, 32), 96, 96, 1, mx.float16, False),
 ]
 ROWS = [
-    (None, 64, 64, 16, mx.float16, True),
-    (None, 80, 80, 5, mx.float32, False),
-    (None, 128, 96, 1, mx.bfloat16, False),
-    (None, 192, 128, 4, mx.float32, True),
-    (None, 256, 256, 16, mx.float32, False),
+    ("dense", 64, 64, 16, mx.float16, True),
+    ("dense", 80, 80, 5, mx.float32, False),
+    ("dense", 128, 96, 1, mx.bfloat16, False),
+    ("dense", 192, 128, 4, mx.float32, True),
+    ("dense", 256, 256, 16, mx.float32, False),
     (kivi(2, 32), 64, 64, 4, mx.float32, True),
     (kivi(3, 32), 128, 64, 2, mx.float16, False),
     (kivi(4, 64, sinks=0), 128, 128, 1, mx.float32, False),
@@ -84,25 +83,21 @@ def batches(draw):
 
 
 def identify(value):
-    if isinstance(value, tuple):
-        config, *rest = value
-        bits = None if config is None else f"{config.bits_of_keys}/{config.bits_of_values}"
-        name = "dense" if config is None else f"kivi {bits} bit {config.group_size}"
-        return " ".join([name, *(str(x).removeprefix("mlx.core.") for x in rest)])
-    return None
+    return " ".join(str(x).removeprefix("mlx.core.") for x in value) if isinstance(value, tuple) else None
 
 
 @pytest.mark.parametrize("case", TILES + ROWS, ids=identify)
 @settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(batch=batches())
 def test_parity(tools, case, batch):
-    config, key_dim, value_dim, group, dtype, logits = case
-    longest = 40 if config is None else 4 * config.group_size + config.rollback
+    spec, key_dim, value_dim, group, dtype, logits = case
+    packed = spec != "dense" and tools.config_of(spec)
+    longest = 4 * packed.group_size + packed.rollback if packed else 40
     lengths = [1 + int(share * (longest - 1)) for share in batch["shares"]]
-    if config is not None:
-        lengths[0] = max(lengths[0], 2 * config.group_size + config.rollback)  # something is packed
+    if packed:
+        lengths[0] = max(lengths[0], 2 * packed.group_size + packed.rollback)  # something is packed
     heads = group * batch["kv_heads"]
-    store = tools.filled(config, lengths, batch["kv_heads"], key_dim, value_dim, dtype, batch["seed"])
+    store = tools.filled(spec, lengths, batch["kv_heads"], key_dim, value_dim, dtype, batch["seed"])
     queries = tools.queries(len(lengths), heads, key_dim, dtype, batch["seed"])
     sinks = mx.array(np.linspace(-2, 2, heads).astype(np.float32)).astype(dtype) if batch["sinks"] else None
     check(tools, store, queries, key_dim**-0.5, dtype, sinks=sinks, logits=logits, splits=batch["splits"])
@@ -111,12 +106,12 @@ def test_parity(tools, case, batch):
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
 @pytest.mark.parametrize("splits", [None, 7])
 def test_one_row_and_empty_splits(tools, dtype, splits):
-    store = tools.filled(None, [1], 2, 64, 64, dtype)
+    store = tools.filled("dense", [1], 2, 64, 64, dtype)
     check(tools, store, tools.queries(1, 4, 64, dtype), 0.125, dtype, splits=splits, logits=True)
 
 
 def test_a_sequence_without_rows_is_zero(tools):
-    store = tools.filled(None, [5], 1, 64, 64, mx.float32)
+    store = tools.filled("dense", [5], 1, 64, 64, mx.float32)
     store.extend(store.blank(1))
     queries = tools.queries(2, 2, 64, mx.float32)
     check(tools, store, queries, 0.125, mx.float32, logits=True)
@@ -132,11 +127,11 @@ def test_equal_scores_give_the_mean(tools, dtype):
 
 
 @pytest.mark.parametrize("size", [1e4, 1e-4])
-@pytest.mark.parametrize("config", [kivi(2, 64), None], ids=["kivi", "dense"])
+@pytest.mark.parametrize("spec", [kivi(2, 64), "dense"], ids=["kivi", "dense"])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
-def test_huge_and_tiny_rows(tools, dtype, config, size):
+def test_huge_and_tiny_rows(tools, dtype, spec, size):
     """Nothing overflows or is lost on the way, where numbers themselves fit; scores reach +-1e4 with huge queries."""
-    store = tools.filled(config, [200], 1, 64, 64, dtype, spread=size)
+    store = tools.filled(spec, [200], 1, 64, 64, dtype, spread=size)
     queries = tools.queries(1, 2, 64, dtype)
     check(tools, store, queries, 0.125 / size, dtype, FASTEST)
     # Scores of +-1e4 have errors of their own in half types: the output is then one row's, and must be finite.
@@ -155,7 +150,7 @@ def test_bfloat16_beyond_half_is_kept(tools):
 
 
 def test_what_lies_behind_the_last_row_is_not_read(tools):
-    store = tools.filled(None, [9], 2, 64, 64, mx.float32)
+    store = tools.filled("dense", [9], 2, 64, 64, mx.float32)
     nothing = mx.full((1, 2, 1, 64), float("nan"))
     store.append(nothing, nothing)
     store.truncate(1)
@@ -190,13 +185,13 @@ def test_splits_change_nothing_but_rounding(tools, splits):
     ],
 )
 def test_refuses(tools, queries, options, message):
-    store = tools.filled(None, [9], 2, 64, 64, mx.float32)
+    store = tools.filled("dense", [9], 2, 64, 64, mx.float32)
     with pytest.raises(ValueError, match=r"\[fused_attention\] " + message):
         attend(queries, store.layout(), 0.125, **options)
 
 
 def test_refuses_an_odd_head_dim(tools):
-    store = tools.filled(None, [9], 1, 72, 64, mx.float32)
+    store = tools.filled("dense", [9], 1, 72, 64, mx.float32)
     with pytest.raises(ValueError, match=r"expected head_dim in .*, got 72"):
         attend(mx.zeros((1, 4, 1, 72)), store.layout(), 0.125)
 

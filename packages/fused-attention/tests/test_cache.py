@@ -13,13 +13,12 @@ from mlx_lm.models import llama
 from mlx_kv import make_prompt_cache
 from mlx_kv.attention import decode
 
-pytest.importorskip("mlx_kv_kivi", reason="mlx-kv-kivi packs the rows")
-
 SPEC = "kivi(bits=4, group_size=32, residual=32)"
 
 
 @pytest.fixture(scope="module")
-def model():
+def model(tools):
+    tools.config_of(SPEC)
     mx.random.seed(0)
     arguments = llama.ModelArgs(
         model_type="llama",
@@ -103,7 +102,7 @@ def test_perplexity_is_the_references(model, emulated, request, dtype):
 
 def test_a_batch_decodes_as_its_sequences_do(tools, fused):
     """Sequences of a ragged batch, and each of them alone, attend to the same."""
-    store = tools.filled(tools.Kivi(group_size=32, residual=32), [150, 70, 1], 2, 64, 64, mx.float32)
+    store = tools.filled("kivi(group_size=32, residual=32)", [150, 70, 1], 2, 64, 64, mx.float32)
     queries = tools.queries(3, 4, 64, mx.float32)
     output, _ = decode(store, queries, 0.125)
     for b in range(3):
@@ -115,7 +114,7 @@ def test_a_batch_decodes_as_its_sequences_do(tools, fused):
 
 
 def test_logits_for_policies(tools, fused):
-    store = tools.filled(tools.Kivi(group_size=32, residual=32), [120], 2, 64, 64, mx.float32)
+    store = tools.filled("kivi(group_size=32, residual=32)", [120], 2, 64, 64, mx.float32)
     queries = tools.queries(1, 4, 64, mx.float32)
     _, logits = decode(store, queries, 0.125, logits=True)
     assert logits.shape == (1, 4, 1, 120)
@@ -124,7 +123,7 @@ def test_logits_for_policies(tools, fused):
 
 def test_logits_of_dense_rows(tools, fused):
     """Beside MLX's own attention they would cost another look at all keys."""
-    store = tools.filled(None, [120], 2, 64, 64, mx.float32)
+    store = tools.filled("dense", [120], 2, 64, 64, mx.float32)
     queries = tools.queries(1, 4, 64, mx.float32)
     assert decode(store, queries, 0.125) is None
     output, logits = decode(store, queries, 0.125, logits=True)
@@ -134,7 +133,7 @@ def test_logits_of_dense_rows(tools, fused):
 
 
 def test_the_reference_is_said_once(tools, fused, caplog):
-    store = tools.filled(None, [9], 2, 64, 64, mx.float32)
+    store = tools.filled("dense", [9], 2, 64, 64, mx.float32)
     queries = tools.queries(1, 4, 64, mx.float32)
     from mlx_kv.attention import _log_once
 

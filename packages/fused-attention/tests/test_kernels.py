@@ -8,8 +8,6 @@ from mlx_kv_fused_attention import attend
 from mlx_kv_kernels import Kernel
 from mlx_kv_kernels.testing import Leg, Mutant, surviving_mutants
 
-Kivi = pytest.importorskip("mlx_kv_kivi", reason="mlx-kv-kivi packs the rows").Kivi
-
 CHECKED = Leg("emulator", (("mode", "check"), ("order", 0)))
 PACKAGE = "mlx_kv_fused_attention"
 
@@ -24,8 +22,7 @@ def launches(queries, store, scale, **options):
 
 def traffic(tools, group, dtype):
     """What attend reads of 257 rows: 192 values and 256 keys are packed, the rest of both is read one by one."""
-    config = Kivi(bits=2, group_size=64, residual=64, sinks=0)
-    store = tools.filled(config, [257], 2, 128, 128, dtype)
+    store = tools.filled("kivi(bits=2, group_size=64, residual=64, sinks=0)", [257], 2, 128, 128, dtype)
     counted = launches(tools.queries(1, 2 * group, 128, dtype), store, 0.1, splits=2)
     assert len(counted) == 2  # attend, and its merge
     return counted[0].buffers
@@ -129,9 +126,9 @@ class Part(Kernel):
 def test_every_mutant_is_noticed(tools, emulated, name, monkeypatch):
     kernel = (Part if name.endswith(".metal") else Kernel)(name, PACKAGE, (), ())
     # Channels and heads of different sizes, and scores so far apart that maxima rise on the way.
-    config = Kivi(bits=2, key_bits=4, group_size=32, residual=32, sinks=2)
+    spec = "kivi(bits=2, key_bits=4, group_size=32, residual=32, sinks=2)"
     sizes = np.exp2(np.linspace(-2, 2, 64))
-    store = tools.filled(config, [330, 133], 2, 64, 64, mx.float16, spread=sizes)
+    store = tools.filled(spec, [330, 133], 2, 64, 64, mx.float16, spread=sizes)
     # Heads of different sizes, and scores so far apart that maxima rise on the way.
     queries = (
         tools.queries(2, 8, 64, mx.float16) * mx.array([1, 0.3, 2, 0.7, 0.1, 1, 0.5, 3], mx.float16)[:, None, None]
@@ -139,7 +136,7 @@ def test_every_mutant_is_noticed(tools, emulated, name, monkeypatch):
     truth = tools.oracle(queries, store, 0.4)
     seen = np.isfinite(truth[1])
     # What lies behind a sequence's last row is nobody's.
-    stale = tools.filled(None, [41], 1, 64, 64, mx.float32)
+    stale = tools.filled("dense", [41], 1, 64, 64, mx.float32)
     stale.append(mx.full((1, 1, 1, 64), float("nan")), mx.full((1, 1, 1, 64), float("nan")))
     stale.truncate(1)
     one = tools.queries(1, 1, 64, mx.float32)

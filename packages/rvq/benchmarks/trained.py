@@ -2,7 +2,8 @@
 
     python packages/rvq/benchmarks/trained.py results/trained-smollm2.json
 
-Bytes are given with and without the codebooks, which are of one size whatever the length of the text. Needs mlx-kv-cli.
+Untrained ones are given at more bits too, up to where they hold as much as the trained ones with their codebooks, which
+are of one size whatever the length of the text. Needs mlx-kv-cli.
 """
 
 from __future__ import annotations
@@ -28,6 +29,15 @@ from mlx_kv_cli.report import environment  # noqa: E402
 from mlx_kv_cli.texts import read_text  # noqa: E402
 from mlx_kv_rvq import TrainedRvq  # noqa: E402
 
+UNTRAINED = [
+    "rvq",
+    "rvq(center=False)",
+    "rvq(key_bits=3)",
+    "rvq(key_bits=3, value_bits=3)",
+    "rvq(key_bits=4, value_bits=3)",
+    "rvq(key_bits=4, value_bits=4)",
+]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -36,8 +46,8 @@ def main() -> None:
     parser.add_argument("--fit", default="specialnames", help="text to fit to: a file or a topic of pydoc_data")
     parser.add_argument("--fit-tokens", type=int, default=2048)
     parser.add_argument("--report", default="typesseq", help="text to measure on")
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--prefill", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=5632)
+    parser.add_argument("--prefill", type=int, default=5120)
     options = parser.parse_args()
     loaded = load_model(options.model)
     cache = make_prompt_cache(loaded.model, "dense")
@@ -48,11 +58,7 @@ def main() -> None:
         nbytes = TrainedRvq.fit(
             rows, fingerprint(loaded.model), file, on_progress=lambda i, n: print(f"fitted {i}/{n}", flush=True)
         )
-        specs = {
-            "trained_rvq": f"trained_rvq(codebooks={file!r})",
-            "rvq": "rvq",
-            "rvq(center=False)": "rvq(center=False)",
-        }
+        specs = {"trained_rvq": f"trained_rvq(codebooks={file!r})", **{spec: spec for spec in UNTRAINED}}
         factories = {name: lambda spec=spec: make_prompt_cache(loaded.model, spec) for name, spec in specs.items()}
         ids = loaded.tokenizer.encode(read_text(options.report))[: options.tokens]
         results = perplexities(

@@ -223,3 +223,12 @@ def test_seeds_rotate_differently():
     stores = [filled(Rvq(residual=0, sinks=0, seed=seed), 128) for seed in (0, 1)]
     assert contents(stores[0])[0]["keys_codes"] != contents(stores[1])[0]["keys_codes"]
     assert Rvq().create(GEOMETRY).lengths == []
+
+
+@pytest.mark.parametrize(("config", "bits"), [(Rvq(), 2.5), (Rvq(key_bits=3), 3.0), (Rvq(3, 3), 3.5)])
+def test_bits_of_an_element_beyond_the_exact_rows(config, bits):
+    """What codes, norms and means of a half-precision model of SmolLM2's shape hold."""
+    store = filled(config, 1536, heads=3)
+    packed = {name: rows for name, rows in contents(store)[0].items() if name.endswith(("codes", "norm", "mean"))}
+    elements = 3 * 64 * sum(store.buffers()[f"{side}_codes"].lengths[0] for side in ("keys", "values"))
+    assert 8 * sum(map(len, packed.values())) / elements <= bits

@@ -1,9 +1,16 @@
+from typing import ClassVar
+
+import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_kv import CompressedKVCache, make_prompt_cache
+from mlx_kv.store import DenseStore
+from mlx_kv.testing.baselines import LastRows
+from mlx_kv.window import WindowOptions
 from mlx_kv_cli import lm, passkey
-from mlx_kv_cli.passkey import FILLERS, PasskeyCell, make_prompt
+from mlx_kv_cli.passkey import FILLERS, PasskeyCell, PasskeyResult, make_prompt
 
 
 class CharTokenizer:
@@ -62,49 +69,65 @@ def test_bad_requests_are_refused(arguments, message):
         make_prompt(TOKENIZER, *arguments)
 
 
-def test_successes_are_counted_per_cell_with_a_fresh_cache_each(monkeypatch):
-    caches, prompts, steps = [], [], []
+class Spelling:
+    """In Lockstep's place: the first cache answers with the key where it lies early, the second never."""
 
-    def answer(model, tokenizer, prompt, cache, *, max_tokens, sampling, prefill_step_size):
-        prompts.append(prompt)
-        caches.append(cache)
-        text = tokenizer.decode(prompt)
+    made: ClassVar[list] = []
+
+    def __init__(self, model, caches):
+        self.caches, self.prompt, self.said = caches, [], 0
+        self.made.append(self)
+
+    def feed(self, tokens):
+        self.prompt += tokens[0].tolist()
+
+    def logits(self, tokens):
+        assert tokens.shape == (2, 1)
+        if self.said == 0:
+            self.prompt.append(tokens[0].item())
+        text = TOKENIZER.decode(self.prompt)
         key = text.split("The pass key is ")[1][:5]
         early = text.index(key) < len(text) / 2
-        said = f" {key}." if early else f" 1{key}"  # the key inside another number does not count
-        assert max_tokens >= 6
-        assert sampling == lm.Sampling(temp=0)
-        for character in said[:max_tokens]:
-            yield lm.Piece(character, 0, 1, 1.0, 1, 1.0, None)
+        # The key inside another number does not count.
+        for answer in (f" {key}. It" if early else " nothing", f" 1{key} "):
+            yield mx.arange(128)[None] == ord(answer[self.said])
+        self.said += 1
 
-    monkeypatch.setattr(lm, "stream", answer)
-    result = passkey.passkey(
+
+def test_successes_are_counted_per_cell_with_fresh_caches_each(monkeypatch):
+    monkeypatch.setattr(passkey, "Lockstep", Spelling)
+    Spelling.made.clear()
+    steps = []
+    results = passkey.passkeys(
         None,
         TOKENIZER,
-        lambda: [object()],
+        {"good": lambda: [object()], "bad": lambda: [object()]},
         filler="documentation",
         lengths=(600, 900),
         depths=(0.0, 1.0),
         seeds=range(3),
+        prefill_step_size=128,
         on_progress=lambda *step: steps.append(step),
     )
-    assert result.filler == "documentation"
-    assert result.cells == (
-        PasskeyCell(600, 0.0, 3, 3),
-        PasskeyCell(600, 1.0, 0, 3),
-        PasskeyCell(900, 0.0, 3, 3),
-        PasskeyCell(900, 1.0, 0, 3),
-    )
-    assert (result.successes, result.trials) == (6, 12)
-    assert len({id(cache[0]) for cache in caches}) == 12
+    places = [(600, 0.0), (600, 1.0), (900, 0.0), (900, 1.0)]
+    good = [PasskeyCell(*place, 3 * (place[1] == 0), 3) for place in places]
+    assert results["good"] == PasskeyResult("documentation", tuple(good))
+    assert results["bad"] == PasskeyResult("documentation", tuple(PasskeyCell(*place, 0, 3) for place in places))
+    assert (results["good"].successes, results["good"].trials) == (6, 12)
+    assert len({id(cache[0]) for lockstep in Spelling.made for cache in lockstep.caches}) == 24
+    assert [len(lockstep.prompt) for lockstep in Spelling.made] == [600] * 6 + [900] * 6
     assert steps == [(done, 12) for done in range(1, 13)]
 
 
 def test_smollm2_finds_a_key(smollm2):
-    def full():
-        return lm.full_cache(smollm2.model)
-
-    result = passkey.passkey(
-        smollm2.model, smollm2.tokenizer, full, filler="documentation", lengths=(300,), depths=(0.5,), seeds=range(1)
+    caches = {
+        "full": lambda: lm.full_cache(smollm2.model),
+        "dense": lambda: make_prompt_cache(smollm2.model, "dense"),
+        "last rows": lambda: [
+            CompressedKVCache(LastRows(WindowOptions(budget=64, window=8)), DenseStore()) for _ in smollm2.model.layers
+        ],
+    }
+    results = passkey.passkeys(
+        smollm2.model, smollm2.tokenizer, caches, filler="documentation", lengths=(300,), depths=(0.5,), seeds=range(1)
     )
-    assert result.successes == 1
+    assert {name: result.successes for name, result in results.items()} == {"full": 1, "dense": 1, "last rows": 0}

@@ -62,7 +62,7 @@ def test_several_caches_in_one_pass_equal_one_at_a_time(tiny, monkeypatch):
     seen = []
     together = perplexities(tiny, TOKENS, factories, 64, 32, lambda *step: seen.append(step))
     assert list(together) == [FULL, "a", "b"]
-    monkeypatch.setattr("mlx_kv_cli.perplexity.can_go_together", lambda caches: False)
+    monkeypatch.setattr("mlx_kv_cli.together.can_go_together", lambda caches: False)
     for name, factory in factories.items():
         alone = perplexity(tiny, TOKENS, factory, 64, 32)
         # The same float32 products, of more rows at a time: what a KL divergence of 1e-6 is made of as well.

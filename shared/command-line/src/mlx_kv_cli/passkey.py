@@ -6,15 +6,18 @@ must follow: success is an exact match. Perplexity can stay good while this fail
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from random import Random
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
+
+import mlx.core as mx
 
 from mlx_kv_cli import lm
 from mlx_kv_cli.texts import documentation
+from mlx_kv_cli.together import Lockstep
 
 Filler = Literal["repeated", "documentation"]
 FILLERS: tuple[Filler, ...] = get_args(Filler)
@@ -53,10 +56,10 @@ class PasskeyResult:
         return sum(cell.trials for cell in self.cells)
 
 
-def passkey(
+def passkeys(
     model: lm.Model,
     tokenizer: lm.Tokenizer,
-    cache_factory: lm.CacheFactory,
+    factories: Mapping[str, lm.CacheFactory],
     *,
     filler: Filler = "repeated",
     lengths: Sequence[int] = (1440,),
@@ -64,23 +67,25 @@ def passkey(
     seeds: Iterable[int] = range(4),
     prefill_step_size: int = 2048,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> PasskeyResult:
-    """Hide and ask for a five-digit key, once per length, depth and seed, each time through a fresh cache.
+) -> dict[str, PasskeyResult]:
+    """Hide and ask for a five-digit key, once per length, depth and seed, each time through fresh caches.
 
     The key, and where in the documentation the filler begins, follow from length, depth and seed: every cache gets the
     same prompts. Raises ValueError for an unknown filler, a depth outside 0 to 1, or a length with no room for filler.
     """
     seeds = tuple(seeds)
-    cells: list[PasskeyCell] = []
-    total = len(lengths) * len(depths) * len(seeds)
-    for length, depth in product(lengths, depths):
-        successes = 0
-        for done, seed in enumerate(seeds, start=len(cells) * len(seeds) + 1):
+    cells: dict[str, list[PasskeyCell]] = {name: [] for name in factories}
+    places = list(product(lengths, depths))
+    for number, (length, depth) in enumerate(places):
+        found: list[list[bool]] = []
+        for seed in seeds:
             prompt, key = make_prompt(tokenizer, length, depth, seed, filler)
-            successes += _recalls(model, tokenizer, prompt, key, cache_factory(), prefill_step_size)
-            on_progress(done, total)
-        cells.append(PasskeyCell(length, depth, successes, len(seeds)))
-    return PasskeyResult(filler, tuple(cells))
+            lockstep = Lockstep(model, [factory() for factory in factories.values()])
+            found.append(_recalls(lockstep, tokenizer, prompt, key, prefill_step_size))
+            on_progress(number * len(seeds) + len(found), len(places) * len(seeds))
+        for name, successes in zip(factories, zip(*found, strict=True), strict=True):
+            cells[name].append(PasskeyCell(length, depth, sum(successes), len(seeds)))
+    return {name: PasskeyResult(filler, tuple(of_cache)) for name, of_cache in cells.items()}
 
 
 def make_prompt(tokenizer: lm.Tokenizer, length: int, depth: float, seed: int, filler: Filler) -> tuple[list[int], str]:
@@ -110,19 +115,17 @@ def _filler(tokenizer: lm.Tokenizer, room: int, random: Random, filler: Filler) 
 
 
 def _recalls(
-    model: lm.Model, tokenizer: lm.Tokenizer, prompt: list[int], key: str, cache: lm.Cache, prefill_step_size: int
-) -> bool:
-    budget = len(_encode(tokenizer, f" {key}")) + 1
-    pieces = lm.stream(
-        model,
-        tokenizer,
-        prompt,
-        cache,
-        max_tokens=budget,
-        sampling=lm.Sampling(),
-        prefill_step_size=prefill_step_size,
-    )
-    return "".join(piece.text for piece in pieces).strip().startswith(key)
+    lockstep: Lockstep, tokenizer: lm.Tokenizer, prompt: list[int], key: str, prefill_step_size: int
+) -> list[bool]:
+    """Whether each cache's likeliest continuation of the prompt begins with the key."""
+    for start in range(0, len(prompt) - 1, prefill_step_size):
+        lockstep.feed(mx.array([prompt[start : min(start + prefill_step_size, len(prompt) - 1)]]))
+    answers = mx.array([prompt[-1:]] * len(lockstep.caches))
+    for _ in range(len(_encode(tokenizer, f" {key}")) + 1):
+        likeliest = [mx.argmax(logits[-1]) for logits in lockstep.logits(answers[:, -1:])]
+        answers = mx.concatenate([answers, mx.stack(likeliest)[:, None]], axis=1)
+    texts = [tokenizer.decode(tokens) for tokens in cast("list[list[int]]", answers[:, 1:].tolist())]
+    return [text.strip().startswith(key) for text in texts]
 
 
 def _encode(tokenizer: lm.Tokenizer, text: str) -> list[int]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from mlx_kv import memory_report
 from mlx_kv_cli import lm
-from mlx_kv_cli.together import can_go_together, starts_exactly, together
+from mlx_kv_cli.together import Lockstep
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -85,21 +85,15 @@ def perplexities(
         raise ValueError(f"[perplexity] expected at least {prefill + 2} tokens (prefill and two), got {len(tokens)}")
     ids = mx.array(list(tokens))
     runs = {FULL: _Run(lm.full_cache(model)), **{name: _Run(factory()) for name, factory in factories.items()}}
-    caches = [run.cache for run in runs.values()]
-    joint = together(caches) if can_go_together(caches) else None
+    lockstep = Lockstep(model, [run.cache for run in runs.values()])
     for start, end in _spans(len(tokens), prefill, chunk):
         piece = ids[None, start:end]
         if end < prefill:
-            alone = caches
-            if joint is not None and start == 0:
-                # Where nothing has been compressed yet, one computation serves them all.
-                lm.feed(model, piece, together([cache for cache in caches if starts_exactly(cache)]))
-                alone = [cache for cache in caches if not starts_exactly(cache)]
-            for cache in alone:
-                lm.feed(model, piece, cache)
+            lockstep.feed(piece)
         else:
             reference: _Reference | None = None
-            for run, logits in zip(runs.values(), _logits(model, piece, caches, joint), strict=True):
+            batch = lockstep.logits(mx.repeat(piece, len(runs), axis=0))
+            for run, logits in zip(runs.values(), batch, strict=True):
                 log_p = _log_softmax(logits)
                 reference = reference or _Reference(log_p, _exp(log_p), mx.argmax(log_p, axis=-1))  # the full cache's
                 run.score(log_p, reference, ids[start + 1 : end + 1])
@@ -165,17 +159,6 @@ def _spans(total: int, prefill: int, chunk: int) -> Iterator[tuple[int, int]]:
     yield prefill - 1, prefill
     for start in range(prefill, total - 1, chunk):
         yield start, min(start + chunk, total - 1)
-
-
-def _logits(
-    model: lm.Model, tokens: Int[mx.array, "1 tokens"], caches: Sequence[lm.Cache], joint: lm.Cache | None
-) -> Iterator[Float[mx.array, "tokens vocabulary"]]:
-    """The logits through each cache: in one forward pass if there is a joint cache of them all."""
-    if joint is None:
-        for cache in caches:
-            yield lm.logits(model, tokens, cache)[0]
-    else:
-        yield from lm.logits(model, mx.repeat(tokens, len(caches), axis=0), joint)
 
 
 def _log_softmax(logits: Float[mx.array, "tokens vocabulary"]) -> Float[mx.array, "tokens vocabulary"]:

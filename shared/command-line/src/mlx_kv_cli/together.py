@@ -1,8 +1,11 @@
-"""Several caches in one forward pass: to the model a batch, of which each sequence has a cache of its own."""
+"""Several caches in one forward pass: to the model a batch, of which each sequence has a cache of its own.
+
+What is compared goes through the model together where it can, which reads the weights once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -11,9 +14,10 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 from mlx_kv import CompressedKVCache
 from mlx_kv.seam import SeamCache
+from mlx_kv_cli import lm
 
 if TYPE_CHECKING:
-    from mlx_kv_cli.lm import Cache
+    from jaxtyping import Float, Int
 
 
 class Together(SeamCache):
@@ -66,12 +70,39 @@ class Together(SeamCache):
         return mx.concatenate(outputs) if queries.shape[0] > 1 else outputs[0]
 
 
-def together(caches: Sequence[Cache]) -> Cache:
+class Lockstep:
+    """Caches that are filled side by side, each as it would be alone."""
+
+    def __init__(self, model: lm.Model, caches: Sequence[lm.Cache]) -> None:
+        """Take empty caches."""
+        self.model, self.caches = model, caches
+        self._joint = together(caches) if can_go_together(caches) else None
+
+    def feed(self, tokens: Int[mx.array, "1 tokens"]) -> None:
+        """Give all caches the same tokens."""
+        alone = self.caches
+        if self._joint is not None and self._joint[0].offset == 0:
+            # Where nothing has been compressed yet, one computation serves them all.
+            lm.feed(self.model, tokens, together([cache for cache in alone if starts_exactly(cache)]))
+            alone = [cache for cache in alone if not starts_exactly(cache)]
+        for cache in alone:
+            lm.feed(self.model, tokens, cache)
+
+    def logits(self, tokens: Int[mx.array, "caches tokens"]) -> Iterator[Float[mx.array, "tokens vocabulary"]]:
+        """Give each cache tokens of its own, and yield its logits."""
+        if self._joint is None:
+            for i, cache in enumerate(self.caches):
+                yield lm.logits(self.model, tokens[i : i + 1], cache)[0]
+        else:
+            yield from lm.logits(self.model, tokens, self._joint)
+
+
+def together(caches: Sequence[lm.Cache]) -> lm.Cache:
     """Return one cache of all these."""
     return [Together(layer) for layer in zip(*caches, strict=True)]
 
 
-def can_go_together(caches: Sequence[Cache]) -> bool:
+def can_go_together(caches: Sequence[lm.Cache]) -> bool:
     """Tell whether `together` would change nothing but the time it takes.
 
     In every layer one of the caches must be compressed, so mlx_kv has found that attention there is its cache's affair,
@@ -85,7 +116,7 @@ def can_go_together(caches: Sequence[Cache]) -> bool:
     )
 
 
-def starts_exactly(cache: Cache) -> bool:
+def starts_exactly(cache: lm.Cache) -> bool:
     """Tell whether the first tokens given to an empty cache attend to each other as they are.
 
     What is not known to do so, such as mlx-lm's quantised cache, does not.

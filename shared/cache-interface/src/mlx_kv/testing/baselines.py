@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 import mlx.core as mx
 
-from ..cache import CompressedKVCache
-from ..policy import Attended, Policy
+from ..policy import Attended
 from ..window import WindowOptions, WindowPolicy
 
 
@@ -34,15 +31,3 @@ class RandomRows(WindowPolicy):
         drawn = mx.argsort(mx.random.uniform(shape=(1, heads, rows - window), key=self.key), axis=-1)
         last = mx.broadcast_to(mx.arange(rows - window, rows, dtype=drawn.dtype), (1, heads, window))
         return mx.concatenate([mx.sort(drawn[..., : kept - window], axis=-1), last], axis=-1)
-
-
-def under(cache: CompressedKVCache, policy: Policy) -> CompressedKVCache:
-    """Return a copy of a cache that goes on under another policy: one prefill serves every policy to be compared.
-
-    A `WindowPolicy` takes over the queries of the cache's own, which must have a window at least as wide.
-    """
-    twin = deepcopy(cache)
-    if isinstance(policy, WindowPolicy):
-        policy.load(cache.policy.arrays(), cache.policy.places())
-    twin.policy = policy
-    return twin

@@ -44,7 +44,7 @@ def passkey(
 ) -> None:
     """Hide a five-digit key in a long text and ask for it."""
     from mlx_kv_cli.caches import cache_factory
-    from mlx_kv_cli.passkey import FILLERS, passkey
+    from mlx_kv_cli.passkey import FILLERS, passkeys
     from mlx_kv_cli.report import environment
 
     for name in filler or []:
@@ -56,22 +56,22 @@ def passkey(
     loaded = console.load(model)
     factories = {FULL: cache_factory(loaded, None), **{spec: cache_factory(loaded, spec) for spec in method or []}}
     results: dict[str, list[PasskeyResult]] = {name: [] for name in factories}
-    for name, factory in factories.items():
-        for text in fillers:
-            with console.progress(f"{name}, {text}") as on_progress:
-                try:
-                    result = passkey(
-                        loaded.model,
-                        loaded.tokenizer,
-                        factory,
-                        filler=text,
-                        lengths=lengths,
-                        depths=places,
-                        seeds=range(seeds),
-                        on_progress=on_progress,
-                    )
-                except ValueError as error:
-                    raise UserError(str(error)) from error
+    for text in fillers:
+        with console.progress(text) as on_progress:
+            try:
+                found = passkeys(
+                    loaded.model,
+                    loaded.tokenizer,
+                    factories,
+                    filler=text,
+                    lengths=lengths,
+                    depths=places,
+                    seeds=range(seeds),
+                    on_progress=on_progress,
+                )
+            except ValueError as error:
+                raise UserError(str(error)) from error
+        for name, result in found.items():
             results[name].append(result)
     if as_json:
         rows = [
