@@ -53,4 +53,4 @@ def select(
     pooled = pool(votes(queries, keys, window), kernel_size, pooling)
     best = mx.argsort(-pooled, axis=-1)[..., : budget - window]  # a stable sort: equal scores stay in row order
     last = mx.broadcast_to(mx.arange(rows - window, rows, dtype=mx.uint32), (*best.shape[:2], window))
-    return mx.concatenate([mx.sort(best, axis=-1), last], axis=-1)
+    return mx.sort(mx.concatenate([best, last], axis=-1), axis=-1)
