@@ -37,4 +37,4 @@ def select(
     rows = scores.shape[-1]
     best = mx.argsort(-scores[..., : rows - recent], axis=-1)[..., :heavy]  # stable: equal scores stay in row order
     last = mx.broadcast_to(mx.arange(rows - recent, rows, dtype=mx.uint32), (*scores.shape[:2], recent))
-    return mx.concatenate([mx.sort(best, axis=-1), last], axis=-1)
+    return mx.sort(mx.concatenate([best, last], axis=-1), axis=-1)

@@ -30,4 +30,4 @@ class RandomRows(WindowPolicy):
         rows, heads, window = keys.shape[2], keys.shape[1], self.options.window
         drawn = mx.argsort(mx.random.uniform(shape=(1, heads, rows - window), key=self.key), axis=-1)
         last = mx.broadcast_to(mx.arange(rows - window, rows, dtype=drawn.dtype), (1, heads, window))
-        return mx.concatenate([mx.sort(drawn[..., : kept - window], axis=-1), last], axis=-1)
+        return mx.sort(mx.concatenate([drawn[..., : kept - window], last], axis=-1), axis=-1)
