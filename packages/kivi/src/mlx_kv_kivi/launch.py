@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from functools import cache
 
@@ -11,6 +12,7 @@ import mlx.core as mx
 from mlx_kv_kernels import Backend, Kernel, UnavailableBackendError, resolve_backend
 from mlx_kv_kernels.backend import ENVIRONMENT_VARIABLE
 from mlx_kv_kernels.kernel import CONSTANT_BELOW
+from mlx_kv_kernels.launch import Launch, launches
 
 from .reference import Quantized
 
@@ -49,16 +51,26 @@ def choose(backend: str | None, channels: int, dtype: mx.Dtype, bits: int, group
 
 def quantize_keys(x: mx.array, bits: int, group_size: int, backend: Backend) -> Quantized:
     """Launch `quantize_keys`; a thread takes 8 rows of 8 channels."""
-    *batch, rows, channels = x.shape
-    scale_shape = (*batch, rows // group_size, channels)
-    return _quantize(QUANTIZE_KEYS, x, bits, group_size, scale_shape, rows * channels // 64, backend)
+    return Quantized(*_key_quantizer(x.shape, x.dtype, bits, group_size, backend)([x.reshape(_four_axes(x.shape))]))
 
 
 def quantize_values(x: mx.array, bits: int, group_size: int, backend: Backend) -> Quantized:
     """Launch `quantize_values`; a thread takes 32 channels of a row."""
-    *batch, rows, channels = x.shape
+    return Quantized(*_value_quantizer(x.shape, x.dtype, bits, group_size, backend)([x.reshape(_four_axes(x.shape))]))
+
+
+@launches
+def _key_quantizer(shape: tuple[int, ...], dtype: mx.Dtype, bits: int, group_size: int, backend: Backend) -> Launch:
+    *batch, rows, channels = shape
+    scale_shape = (*batch, rows // group_size, channels)
+    return _quantizer(QUANTIZE_KEYS, shape, dtype, bits, group_size, scale_shape, rows * channels // 64, backend)
+
+
+@launches
+def _value_quantizer(shape: tuple[int, ...], dtype: mx.Dtype, bits: int, group_size: int, backend: Backend) -> Launch:
+    *batch, rows, channels = shape
     scale_shape = (*batch, rows, channels // group_size)
-    return _quantize(QUANTIZE_VALUES, x, bits, group_size, scale_shape, rows * channels // 32, backend)
+    return _quantizer(QUANTIZE_VALUES, shape, dtype, bits, group_size, scale_shape, rows * channels // 32, backend)
 
 
 def dequantize_keys(quantized: Quantized, bits: int, group_size: int, backend: Backend) -> mx.array:
@@ -78,27 +90,26 @@ def dequantize_values(quantized: Quantized, bits: int, group_size: int, backend:
     return _dequantize(DEQUANTIZE_VALUES, quantized, bits, group_size, shape, threads, backend)
 
 
-def _quantize(
+def _quantizer(
     kernel: Kernel,
-    x: mx.array,
+    shape: tuple[int, ...],
+    dtype: mx.Dtype,
     bits: int,
     group_size: int,
     scale_shape: tuple[int, ...],
     threads: int,
     backend: Backend,
-) -> Quantized:
-    *batch, channels = x.shape
-    x = _four_axes(x)
-    return Quantized(
-        *kernel(
-            inputs=[x],
-            template={"T": x.dtype, "BITS": bits, "GROUP": group_size},
-            grid=_grid(threads, x),
-            threadgroup=(_THREADS, 1, 1),
-            output_shapes=[(*batch, channels * bits // 32), scale_shape, scale_shape],
-            output_dtypes=[mx.uint32, x.dtype, x.dtype],
-            backend=backend,
-        )
+) -> Launch:
+    *batch, channels = shape
+    four = _four_axes(shape)
+    return kernel.prepare(
+        inputs=[(dtype, four)],
+        template={"T": dtype, "BITS": bits, "GROUP": group_size},
+        grid=_grid(threads, four),
+        threadgroup=(_THREADS, 1, 1),
+        output_shapes=[(*batch, channels * bits // 32), scale_shape, scale_shape],
+        output_dtypes=[mx.uint32, dtype, dtype],
+        backend=backend,
     )
 
 
@@ -111,8 +122,8 @@ def _dequantize(
     threads: int,
     backend: Backend,
 ) -> mx.array:
-    codes, scale, minimum = (_four_axes(array) for array in quantized)
-    grid = _grid(threads, codes)
+    codes, scale, minimum = (array.reshape(_four_axes(array.shape)) for array in quantized)
+    grid = _grid(threads, codes.shape)
     if codes.size < CONSTANT_BELOW:  # so few would lie in Metal's constant memory, which has other pointers
         codes = mx.pad(codes, [(0, 0), (0, 0), (0, CONSTANT_BELOW), (0, 0)])
     return kernel(
@@ -126,14 +137,14 @@ def _dequantize(
     )[0]
 
 
-def _four_axes(x: mx.array) -> mx.array:
-    """The array as [batch, heads, rows, channels]."""
-    return x if x.ndim == 4 else x.reshape(-1, *(1,) * (3 - x.ndim), *x.shape[-3:])
+def _four_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape as [batch, heads, rows, channels]."""
+    return shape if len(shape) == 4 else (math.prod(shape[:-3]), *(1,) * (3 - len(shape)), *shape[-3:])
 
 
-def _grid(threads: int, of: mx.array) -> tuple[int, int, int]:
+def _grid(threads: int, shape: tuple[int, ...]) -> tuple[int, int, int]:
     """Threads for one head, by heads and batch."""
-    batch, heads, _, _ = of.shape
+    batch, heads, _, _ = shape
     return -(-threads // _THREADS) * _THREADS, heads, batch
 
 

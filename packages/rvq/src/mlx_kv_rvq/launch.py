@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
 
@@ -14,6 +15,7 @@ import mlx.core as mx
 from mlx_kv_kernels import Backend, Kernel, UnavailableBackendError, resolve_backend
 from mlx_kv_kernels.backend import ENVIRONMENT_VARIABLE
 from mlx_kv_kernels.kernel import CONSTANT_BELOW
+from mlx_kv_kernels.launch import launches
 from mlx_kv_kernels.numbers import numbers
 
 from .codebook import codebooks, midpoints
@@ -72,21 +74,42 @@ def encode(
     backend: Backend,
 ) -> Encoded:
     """Launch `encode`; four threads take a row."""
-    *batch, rows, dim = x.shape
-    x = _four_axes(x)
+    return _encoder(x.shape, x.dtype, bits, stages, seed, unbiased, center, tuple(skip), backend)(x)
+
+
+@launches
+def _encoder(
+    shape: tuple[int, ...],
+    dtype: mx.Dtype,
+    bits: int,
+    stages: int,
+    seed: int,
+    unbiased: bool,
+    center: bool,
+    skip: tuple[int, ...],
+    backend: Backend,
+) -> Callable[[mx.array], Encoded]:
+    *batch, rows, dim = shape
+    sequences, heads, _, _ = four = _four_axes(shape)
     threads = 4 * BLOCK if center else _THREADS
-    mean_shape = (*batch, rows // BLOCK, dim) if center else (CONSTANT_BELOW,)
     # Of arrays with fewer axes, the first is a head's or a row's here; skip is given only where it is the batch's.
-    codes, norm, mean = ENCODE(
-        inputs=[x, *tables(dim, seed, bits, stages, False), _params((rows, *(skip or [0] * x.shape[0])))],
-        template={**_template(x.dtype, dim, bits, stages, center), "UNBIASED": unbiased},
-        grid=(-(-4 * rows // threads) * threads, x.shape[1], x.shape[0]),
+    rest = [*tables(dim, seed, bits, stages, False), _params((rows, *(skip or [0] * sequences)))]
+    mean_shape = (*batch, rows // BLOCK, dim) if center else (CONSTANT_BELOW,)
+    launch = ENCODE.prepare(
+        inputs=[(dtype, four), *((array.dtype, array.shape) for array in rest)],
+        template={**_template(dtype, dim, bits, stages, center), "UNBIASED": unbiased},
+        grid=(-(-4 * rows // threads) * threads, heads, sequences),
         threadgroup=(threads, 1, 1),
         output_shapes=[(*batch, rows, stages * words_of(dim, bits)), (*batch, rows, 1), mean_shape],
-        output_dtypes=[mx.uint32, mx.bfloat16, x.dtype],
+        output_dtypes=[mx.uint32, mx.bfloat16, dtype],
         backend=backend,
     )
-    return Encoded(codes, norm, mean if center else None)
+
+    def encoded(x: mx.array) -> Encoded:
+        codes, norm, mean = launch([x.reshape(four), *rest])
+        return Encoded(codes, norm, mean if center else None)
+
+    return encoded
 
 
 def decode(
@@ -95,7 +118,9 @@ def decode(
     """Launch `decode`; four threads take a row."""
     *batch, rows, _ = encoded.codes.shape
     center = encoded.mean is not None
-    codes, norm, mean = (_four_axes(a) for a in (encoded.codes, encoded.norm, _some(encoded.mean, dtype)))
+    codes, norm, mean = (
+        a.reshape(_four_axes(a.shape)) for a in (encoded.codes, encoded.norm, _some(encoded.mean, dtype))
+    )
     heads, sequences = codes.shape[1], codes.shape[0]
     return DECODE(
         inputs=[_roomy(codes), _roomy(norm), mean, *tables(dim, seed, bits, stages, True), _params((rows,))],
@@ -148,9 +173,9 @@ def _some(mean: mx.array | None, dtype: mx.Dtype) -> mx.array:
     return mx.zeros((CONSTANT_BELOW, 1), dtype) if mean is None else mean
 
 
-def _four_axes(x: mx.array) -> mx.array:
-    """The array as [batch, heads, rows, channels]."""
-    return x if x.ndim == 4 else x.reshape(-1, *(1,) * (3 - x.ndim), *x.shape[-3:])
+def _four_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape as [batch, heads, rows, channels]."""
+    return shape if len(shape) == 4 else (math.prod(shape[:-3]), *(1,) * (3 - len(shape)), *shape[-3:])
 
 
 @cache

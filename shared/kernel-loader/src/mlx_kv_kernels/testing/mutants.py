@@ -10,6 +10,7 @@ from unittest import mock
 from .. import source
 from ..backend import emulator
 from ..kernel import Kernel
+from ..launch import forget_launches
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,12 @@ def mutated(kernel: Kernel, mutant: Mutant) -> Generator[None]:
     def read(package: str, name: str) -> str:
         return text.replace(mutant.old, mutant.new) if (package, name) == resource else original(package, name)
 
-    with mock.patch.object(source, "read", read):
-        yield
+    forget_launches()
+    try:
+        with mock.patch.object(source, "read", read):
+            yield
+    finally:
+        forget_launches()
 
 
 def _fails(check: Callable[[], object], mutant: Mutant) -> bool:
