@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mlx_kv_kernels.pooling import pool_scores
 from mlx_kv_kernels.testing import check_case
-from mlx_kv_kernels.window import pool_scores
 from mlx_kv_snapkv import reference, select
 
 SELECTIONS = {"select": lambda *args: select(*args, backend="reference"), "reference": reference.select}

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import strategies as st
 
 from mlx_kv_kernels import UnavailableBackendError, window
+from mlx_kv_kernels.pooling import POOL_SCORES, pool_scores
 from mlx_kv_kernels.testing import Leg, Mutant, array, arrays, check_case, check_parity, legs, surviving_mutants
-from mlx_kv_kernels.window import POOL_SCORES, WINDOW_SCORES, pool_scores, select_window_rows, window_scores
+from mlx_kv_kernels.window import WINDOW_SCORES, select_window_rows, window_scores
 
 # Scores reach 300 here (256 equal products). Rounded once to float32 they are off by 300 * 2^-24 = 2e-5, which exp
 # turns into a relative error; the reference and a kernel round them several times, in another order.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from mlx_kv_kernels.window import POOLINGS, Pooling, select_window_rows
+from mlx_kv_kernels.pooling import POOLINGS, Pooling
+from mlx_kv_kernels.window import select_window_rows
 
 if TYPE_CHECKING:
     import mlx.core as mx

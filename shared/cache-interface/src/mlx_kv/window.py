@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 
-from mlx_kv_kernels.window import POOLINGS, Pooling, select_window_rows
+from mlx_kv_kernels.pooling import POOLINGS, Pooling
+from mlx_kv_kernels.window import select_window_rows
 
 from .policy import Attended, Policy, PromptEnd
 from .rows import RowBuffer

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import mlx.core as mx
 
 from . import accumulate_reference as reference
-from .backend import resolve_backend
+from .backend import Backend, resolve_backend
 from .kernel import Kernel
+from .launch import Launch, launches
 from .numbers import numbers
 from .rows import topk_rows
 
@@ -97,16 +98,14 @@ def accumulate_scores(
         UnavailableBackendError: the backend asked for cannot run here.
     """
     _check(logits, scores, positions, steps)
-    batch, query_heads, _ = logits.shape
-    kv_heads = len(scores)
+    query_heads = logits.shape[1]
     chosen = resolve_backend(backend)
     if chosen == "reference":
         return reference.accumulate_scores(logits, scores, positions, steps, sinks, noise)
     seed, layer, scale = noise or Noise(0, 0)
     own = [n for s in steps for n in (s.begin, s.rows, s.limit, s.position, s.window, s.drops)]
-    threads = 256 if logits.shape[2] <= 2048 else 1024
-    outputs = ACCUMULATE_SCORES(
-        inputs=[
+    outputs = _launch(logits.shape, scores.shape, noise is not None, chosen)(
+        [
             logits,
             scores,
             positions,
@@ -115,15 +114,33 @@ def accumulate_scores(
             numbers((scale, *(step.temperature for step in steps)), mx.float32),
             numbers((seed - (1 << 32) if seed >= 1 << 31 else seed, layer), mx.int32),
             numbers(tuple(own), mx.int32),
-        ],
-        template={"GROUP": query_heads // kv_heads, "NOISE": noise is not None, "THREADS": threads},
-        grid=(batch * kv_heads * threads, 1, 1),
-        threadgroup=(threads, 1, 1),
-        output_shapes=[scores.shape, scores.shape, (batch, kv_heads)],
-        output_dtypes=[mx.float32, mx.int32, mx.uint32],
-        backend=chosen,
+        ]
     )
     return outputs[0], outputs[1], outputs[2]
+
+
+@launches
+def _launch(logits: tuple[int, ...], scores: tuple[int, ...], noisy: bool, backend: Backend) -> Launch:
+    batch, query_heads, rows = logits
+    kv_heads, _ = scores
+    threads = 256 if rows <= 2048 else 1024
+    return ACCUMULATE_SCORES.prepare(
+        inputs=[
+            (mx.float32, logits),
+            (mx.float32, scores),
+            (mx.int32, scores),
+            (mx.float32, (query_heads,)),
+            (mx.float32, (1 + batch,)),
+            (mx.int32, (2,)),
+            (mx.int32, (6 * batch,)),
+        ],
+        template={"GROUP": query_heads // kv_heads, "NOISE": noisy, "THREADS": threads},
+        grid=(batch * kv_heads * threads, 1, 1),
+        threadgroup=(threads, 1, 1),
+        output_shapes=[scores, scores, (batch, kv_heads)],
+        output_dtypes=[mx.float32, mx.int32, mx.uint32],
+        backend=backend,
+    )
 
 
 def select_rows(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from . import reference
-from .backend import resolve_backend
+from .backend import Backend, resolve_backend
 from .kernel import CONSTANT_BELOW, Kernel
+from .launch import Launch, launches
 from .numbers import numbers
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def topk_rows(
         raise ValueError(
             f"[topk_rows] expected scores float32 [batch, kv_heads, rows], got {scores.dtype} {list(scores.shape)}"
         )
-    batch, kv_heads, rows = scores.shape
+    batch, _, rows = scores.shape
     if not 1 <= k <= rows:
         raise ValueError(f"[topk_rows] expected 1 <= k <= {rows} rows, got {k}")
     if lengths is not None and not isinstance(lengths, mx.array):
@@ -66,16 +67,23 @@ def topk_rows(
         params = numbers((k, *[rows] * batch), mx.int32)
     else:
         params = mx.concatenate([numbers((k,), mx.int32), mx.clip(lengths, 0, rows).astype(mx.int32)])
+    scores = _in_device_memory(scores)
+    return _topk(scores.shape, k, backend)([scores, params])[0]
+
+
+@launches
+def _topk(scores: tuple[int, ...], k: int, backend: Backend) -> Launch:
+    batch, kv_heads, rows = scores
     threads = 256 if rows <= 2048 else 1024
-    return TOPK_ROWS(
-        inputs=[_in_device_memory(scores), params],
+    return TOPK_ROWS.prepare(
+        inputs=[(mx.float32, scores), (mx.int32, (1 + batch,))],
         template={"THREADS": threads},
         grid=(batch * kv_heads * threads, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[(batch, kv_heads, k)],
         output_dtypes=[mx.uint32],
         backend=backend,
-    )[0]
+    )
 
 
 def gather_rows(
@@ -97,7 +105,7 @@ def gather_rows(
     """
     if rows.ndim != 4 or rows.size == 0:
         raise ValueError(f"[gather_rows] expected rows [batch, kv_heads, rows, width], got {list(rows.shape)}")
-    batch, kv_heads, _, width = rows.shape
+    batch, kv_heads = rows.shape[:2]
     if indices.ndim != 3 or indices.shape[:2] != (batch, kv_heads) or indices.size == 0:
         raise ValueError(f"[gather_rows] expected indices [{batch}, {kv_heads}, k], got {list(indices.shape)}")
     if indices.dtype not in (mx.int32, mx.uint32):
@@ -105,18 +113,27 @@ def gather_rows(
     backend = resolve_backend(backend)
     if backend == "reference":
         return reference.gather_rows(rows, indices)
-    k = indices.shape[2]
-    chunk_bytes = gcd(16, width * rows.itemsize)
-    chunks = k * width * rows.itemsize // chunk_bytes
-    return GATHER_ROWS(
-        inputs=[_in_device_memory(rows), mx.contiguous(indices)],
-        template={"T": rows.dtype, "WIDTH": width, "BYTES": chunk_bytes},
+    rows = _in_device_memory(rows)
+    return _gatherer(rows.shape, rows.dtype, indices.shape, indices.dtype, backend)([rows, mx.contiguous(indices)])[0]
+
+
+@launches
+def _gatherer(
+    rows: tuple[int, ...], dtype: mx.Dtype, indices: tuple[int, ...], of_indices: mx.Dtype, backend: Backend
+) -> Launch:
+    batch, kv_heads, k = indices
+    width = rows[3]
+    chunk_bytes = gcd(16, width * dtype.size)
+    chunks = k * width * dtype.size // chunk_bytes
+    return GATHER_ROWS.prepare(
+        inputs=[(dtype, rows), (of_indices, indices)],
+        template={"T": dtype, "WIDTH": width, "BYTES": chunk_bytes},
         grid=(-(-chunks // _GATHER_THREADS) * _GATHER_THREADS, batch * kv_heads, 1),
         threadgroup=(_GATHER_THREADS, 1, 1),
         output_shapes=[(batch, kv_heads, k, width)],
-        output_dtypes=[rows.dtype],
+        output_dtypes=[dtype],
         backend=backend,
-    )[0]
+    )
 
 
 def _in_device_memory(x: mx.array) -> mx.array:

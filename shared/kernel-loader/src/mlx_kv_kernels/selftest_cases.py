@@ -8,9 +8,10 @@ import mlx.core as mx
 
 from .accumulate import Noise, Step, accumulate_scores
 from .backend import Backend
+from .pooling import POOLINGS, Pooling, pool_scores
 from .rows import gather_rows, topk_rows
 from .selftest import Case
-from .window import POOLINGS, Pooling, pool_scores, window_scores
+from .window import window_scores
 
 _STEPS = [(1, 100), (4, 1024), (4, 4097), (7, 300), (8, 2049)]
 

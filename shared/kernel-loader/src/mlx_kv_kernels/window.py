@@ -5,21 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from . import window_reference as reference
 from .backend import ENVIRONMENT_VARIABLE, Backend, UnavailableBackendError, resolve_backend
 from .kernel import Kernel
+from .launch import Launch, launches
 from .numbers import numbers
+from .pooling import Pooling, pool_scores
 from .rows import topk_rows
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Float32, UInt32
-
-Pooling = Literal["max", "avg"]
-POOLINGS: tuple[Pooling, ...] = ("max", "avg")
 
 WINDOW_SCORES = Kernel(
     "window_scores",
@@ -28,9 +27,6 @@ WINDOW_SCORES = Kernel(
     ("out",),
     template=("T", "DIM", "QUERIES", "THREADS", "VOTES", "BIAS"),
     ensure_row_contiguous=False,
-)
-POOL_SCORES = Kernel(
-    "pool_scores", "mlx_kv_kernels", ("votes", "params"), ("out",), template=("KERNEL", "MEAN", "THREADS")
 )
 _DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 _THREADS = 256
@@ -68,99 +64,61 @@ def window_scores(
         UnavailableBackendError: the backend asked for cannot run here, or has no kernel for this dtype or key_dim.
     """
     _check(queries, keys, sinks, bias)
-    batch, query_heads, window, dim = queries.shape
-    _, kv_heads, rows, _ = keys.shape
+    query_heads, dim = queries.shape[1], queries.shape[3]
     factor = dim**-0.5 if scale is None else scale
     chosen = _choose(backend, dim, keys.dtype)
     if chosen == "reference":
         return reference.window_scores(queries, keys, factor, sinks, bias)
-    total = query_heads // kv_heads * window
-    fitting = max(_TILE_BYTES // (dim * keys.itemsize) // 8 * 8, 8)
-    share = -(-rows // (_ROWS * _SPLITS)) * _ROWS
-    splits = -(-rows // share)
     none = numbers((0.0,), mx.float32)  # what stands for nothing is made once: each op costs the host a launch
     logits = numbers((-float("inf"),) * query_heads, mx.float32) if sinks is None else sinks.astype(mx.float32)
     biases = none if bias is None else mx.contiguous(bias)
-    contiguous = mx.contiguous(queries)
+    share, statistics, votes = _scorers(queries.shape, keys.shape, keys.dtype, biases.shape, chosen)
+    before = [mx.contiguous(queries), keys, numbers((factor,), mx.float32), logits, biases]
+    after = numbers((share,), mx.int32)
+    (found,) = statistics([*before, none, after])
+    return votes([*before, found, after])[0]
 
-    def launch(votes: bool, statistics: mx.array, shape: tuple[int, ...]) -> mx.array:
-        return WINDOW_SCORES(
+
+@launches
+def _scorers(
+    queries: tuple[int, ...], keys: tuple[int, ...], dtype: mx.Dtype, bias: tuple[int, ...], backend: Backend
+) -> tuple[int, Launch, Launch]:
+    """Return how many rows a threadgroup takes, and the launches of softmax statistics and of votes."""
+    batch, query_heads, window, dim = queries
+    _, kv_heads, rows, _ = keys
+    total = query_heads // kv_heads * window
+    fitting = max(_TILE_BYTES // (dim * dtype.size) // 8 * 8, 8)
+    share = -(-rows // (_ROWS * _SPLITS)) * _ROWS
+    splits = -(-rows // share)
+    statistics = (batch * kv_heads, splits, total, 2)
+
+    def launch(votes: bool, before: tuple[int, ...], out: tuple[int, ...]) -> Launch:
+        return WINDOW_SCORES.prepare(
             inputs=[
-                contiguous,
-                keys,
-                numbers((factor,), mx.float32),
-                logits,
-                biases,
-                statistics,
-                numbers((share,), mx.int32),
+                (dtype, queries),
+                (dtype, keys),
+                (mx.float32, (1,)),
+                (mx.float32, (query_heads,)),
+                (mx.float32, bias),
+                (mx.float32, before),
+                (mx.int32, (1,)),
             ],
             template={
-                "T": keys.dtype,
+                "T": dtype,
                 "DIM": dim,
                 "QUERIES": min(fitting, 64, -(-total // 8) * 8),
                 "THREADS": _THREADS,
                 "VOTES": votes,
-                "BIAS": bias is not None,
+                "BIAS": len(bias) == 3,
             },
             grid=(splits * _THREADS, batch * kv_heads, 1),
             threadgroup=(_THREADS, 1, 1),
-            output_shapes=[shape],
+            output_shapes=[out],
             output_dtypes=[mx.float32],
-            backend=chosen,
-        )[0]
-
-    statistics = launch(False, none, (batch * kv_heads, splits, total, 2))
-    return launch(True, statistics, (batch, kv_heads, rows))
-
-
-def pool_scores(
-    votes: Float32[mx.array, "batch kv_heads rows"],
-    window: int,
-    kernel_size: int,
-    pooling: Pooling,
-    sinks: int = 0,
-    *,
-    backend: str | None = None,
-) -> Float32[mx.array, "batch kv_heads rows"]:
-    """Pool the votes of the rows before the window over their neighbours; rows that are always kept get +infinity.
-
-    Args:
-        votes: what `window_scores` returns.
-        window: last rows, which are always kept; those before see them as absent.
-        kernel_size: neighbours pooled over, the row itself included; odd.
-        pooling: "max", or "avg", in which absent neighbours count as zero.
-        sinks: first rows, which are always kept.
-        backend: as in `window_scores`.
-
-    Raises:
-        ValueError: an argument does not fit.
-        UnavailableBackendError: the backend asked for cannot run here.
-    """
-    if votes.ndim != 3 or votes.dtype != mx.float32:
-        raise ValueError(
-            f"[pool_scores] expected votes float32 [batch, kv_heads, rows], got {votes.dtype} {list(votes.shape)}"
+            backend=backend,
         )
-    if kernel_size < 1 or kernel_size % 2 == 0:
-        raise ValueError(f"[pool_scores] expected kernel_size odd, got {kernel_size}")
-    if pooling not in POOLINGS:
-        raise ValueError(f"[pool_scores] expected pooling in {POOLINGS}, got {pooling!r}")
-    batch, kv_heads, rows = votes.shape
-    if not 0 <= window <= rows or sinks < 0:
-        raise ValueError(
-            f"[pool_scores] expected window from 0 to {rows} rows and sinks of 0 or more, got {window}, {sinks}"
-        )
-    chosen = resolve_backend(backend)
-    if chosen == "reference":
-        return reference.pool_scores(votes, window, kernel_size, pooling, sinks)
-    return POOL_SCORES(
-        inputs=[votes, numbers((sinks, window), mx.int32)],
-        template={"KERNEL": kernel_size, "MEAN": pooling == "avg", "THREADS": _THREADS},
-        grid=(-(-rows // _THREADS) * _THREADS, batch * kv_heads, 1),
-        threadgroup=(_THREADS, 1, 1),
-        output_shapes=[(batch, kv_heads, rows)],
-        output_dtypes=[mx.float32],
-        backend=chosen,
-    )[0]
+
+    return share, launch(False, (1,), statistics), launch(True, statistics, (batch, kv_heads, rows))
 
 
 def select_window_rows(
