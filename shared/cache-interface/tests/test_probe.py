@@ -1,5 +1,8 @@
 """Which layers the probe admits, and what it says of the others."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
@@ -9,7 +12,9 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from mlx_kv import Geometry, UnsupportedModelError, install, make_prompt_cache, memory_report
 from mlx_kv.probe import probe
 from mlx_kv.testing import tiny_model
+from mlx_kv.testing.baselines import LastRows
 from mlx_kv.testing.generation import greedy, random_prompt
+from mlx_kv.window import WindowOptions
 
 THROUGH = "its attention does not go through mlx-lm's scaled_dot_product_attention"
 CHANGES = "the model changes keys or values after the cache returned them"
@@ -64,14 +69,25 @@ def test_a_layer_whose_keys_another_uses_without_a_cache():
         make_prompt_cache(model, "dense")
 
 
-def test_the_layers_that_nobody_else_uses_are_compressed():
+@dataclass(frozen=True)
+class Evicting:
+    """A method that drops rows."""
+
+    kind: ClassVar[str] = "policy"
+
+    def create(self, geometry):
+        return LastRows(WindowOptions(budget=64, window=8))
+
+
+def test_the_layers_that_nobody_else_uses_are_compressed(add_method):
     model = tiny_model("gemma4_text", num_hidden_layers=5, num_kv_shared_layers=1, layer_types=LAYERS)
     cache = make_prompt_cache(model, "dense")
     assert [layer.reason for layer in memory_report(cache).layers] == [YES, RING, SHARES, RING]
     prompt = random_prompt(0, 100)
     assert greedy(model, prompt, cache, 20) == greedy(model, prompt, model.make_cache(), 20)
+    add_method("evicting", Evicting)
     with pytest.raises(UnsupportedModelError, match="shares keys and values"):
-        make_prompt_cache(model, "snapkv(budget=64)")
+        make_prompt_cache(model, "evicting")
 
 
 def test_the_shape_is_what_the_layer_calls_with():

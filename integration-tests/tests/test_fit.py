@@ -11,6 +11,8 @@ from mlx_kv_cli import console
 from mlx_kv_cli.main import main
 from mlx_kv_cli.models import LoadedModel
 
+pytestmark = pytest.mark.needs("trained_rvq")
+
 
 class Tokenizer:
     """A token for each character."""
@@ -61,7 +63,7 @@ def test_the_spec_to_go_on_with_is_shown(run, tmp_path):
     [
         (["x.safetensors", "--tokens", "20"], "cannot fit trained_rvq: [trained_rvq] expected at least 256 vectors"),
         (["x.bin", "--tokens", "300"], "expected a name ending in .safetensors, got"),
-        (["x.safetensors", "--method", "kivi"], "--method kivi: this method has nothing to fit"),
+        (["x.safetensors", "--method", "dense"], "--method dense: this method has nothing to fit"),
         (["x.safetensors", "--method", "nothing"], "no method 'nothing' is installed"),
     ],
 )
