@@ -4,8 +4,9 @@
 
 Llama-3.1-8B's configuration with random bfloat16 weights made on the device; caches are filled with random rows rather
 than by a prompt. A step is one token of `mlx_lm.generate_step`. The ceiling is the fp16 step with attention's share
-replaced by the time that reading KIVI's bytes takes at copy bandwidth: no cache of that size can be read faster. At the
-end, steps after a prompt that SnapKV has cut.
+replaced by the time that reading KIVI's bytes takes at copy bandwidth: no cache of that size can be read faster. Then
+steps after a prompt that SnapKV has cut and, beside the fp16 steps of the same run, steps of other methods: those that
+hold every row at each length, those that hold a fixed number of rows after one prompt.
 """
 
 from __future__ import annotations
@@ -27,6 +28,16 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 import mlx_kv
 
 KIVI = "kivi(bits=2, group_size=64)"
+EVERY_ROW = ["rvq", "dense"]
+FIXED_ROWS = [
+    "h2o(heavy=128, recent=128)",
+    "keyformer(budget=256)",
+    "snapkv(budget=256, window=8)",
+    "pyramidkv(budget=256)",
+    "snapkv(budget=256, window=8)+kivi(bits=4)",
+    "pyramidkv(budget=256)+rvq",
+    "h2o(heavy=128, recent=128)+rvq(center=False)",
+]
 LLAMA_8B = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -141,13 +152,38 @@ def measure(model, rows, bandwidth, steps):
     }
 
 
+def prompted(model, spec, rows):
+    """A cache after a prompt of random tokens."""
+    cache = mlx_kv.make_prompt_cache(model, spec)
+    tokens = mx.random.randint(0, LLAMA_8B["vocab_size"], (1, rows))
+    for first in range(0, rows, 2048):
+        mx.eval(model(tokens[:, first : first + 2048], cache)[:, -1])
+    return cache
+
+
+def others(model, fp16, steps):
+    """Milliseconds of other methods, and their speed against fp16 caches of so many rows: {spec: {rows: ...}}."""
+    found = {}
+    for spec in EVERY_ROW + FIXED_ROWS:
+        found[spec] = {}
+        for rows in fp16:
+            if spec in EVERY_ROW:
+                cache = fill(mlx_kv.make_prompt_cache(model, spec), rows)
+                milliseconds = milliseconds_per_step(model, cache, steps)
+            elif not found[spec]:  # as many rows, and so the same steps, however long the prompt
+                cache = prompted(model, spec, 1024)
+                milliseconds = milliseconds_per_step(model, cache, steps)
+            found[spec][rows] = {"milliseconds": milliseconds, "speed_against_fp16": fp16[rows] / milliseconds}
+            cache = None
+            mx.clear_cache()
+        print(spec, json.dumps(found[spec]), flush=True)
+    return found
+
+
 def after_snapkv(model, rows, budget, steps):
     """Steps after a prompt of which SnapKV keeps `budget` rows, beside caches that hold all rows, or so few."""
     spec = f"snapkv(budget={budget})"
-    kept = mlx_kv.make_prompt_cache(model, spec)
-    tokens = mx.random.randint(0, LLAMA_8B["vocab_size"], (1, rows))
-    for first in range(0, rows, 2048):
-        mx.eval(model(tokens[:, first : first + 2048], kept)[:, -1])
+    kept = prompted(model, spec, rows)
     milliseconds = {"snapkv": milliseconds_per_step(model, kept, steps)}
     held = sum(one.nbytes for one in kept)
     del kept
@@ -197,6 +233,9 @@ def main():
         write(arguments.output, results)
     results["after_snapkv"] = after_snapkv(model, *arguments.snapkv, arguments.steps)
     print(json.dumps(results["after_snapkv"]), flush=True)
+    write(arguments.output, results)
+    fp16 = {case["rows"]: case["milliseconds"]["fp16"] for case in results["cases"]}
+    results["others"] = others(model, fp16, arguments.steps)
     write(arguments.output, results)
 
 

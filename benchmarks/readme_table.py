@@ -5,7 +5,7 @@
 Read are the files in the `benchmarks` folders of the tree, whatever their names, that these commands write:
 
     mlx_kv perplexity --json            bytes held, perplexity
-    mlx_kv evaluate --json, benchmarks/passkey.py      passkeys found
+    mlx_kv evaluate passkey --json, benchmarks/passkey.py      passkeys found
     benchmarks/decode_model.py          decode
     mlx_kv selftest --json              where kernels ran
 """
@@ -83,32 +83,29 @@ def evaluations(file: dict[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
         yield same(method), {"passkey": f"{found} of {trials}"}
 
 
-def passkeys(file: dict[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield figures of a file of benchmarks/passkey.py."""
-    for name, spec in file["specs"].items():
-        trials = [trial["found"] for filler in file["table"][name].values() for trial in filler]
-        yield same(spec), {"passkey": f"{sum(trials)} of {len(trials)}"}
-
-
 def decodes(file: dict[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield figures of a file of benchmarks/decode_model.py: tokens a second against the fp16 cache's."""
-    speeds = {case["rows"]: f"{case['speed_against_fp16']:.2f}" for case in file["cases"]}
-    yield same(file["spec"]), {f"decode {n >> 10}k": speeds[n] for n in DECODE_ROWS if n in speeds}
+    specs = {file["spec"]: {case["rows"]: case["speed_against_fp16"] for case in file["cases"]}}
+    for spec, of_rows in file.get("others", {}).items():
+        specs[spec] = {int(rows): case["speed_against_fp16"] for rows, case in of_rows.items()}
+    for spec, speeds in specs.items():
+        yield same(spec), {f"decode {n >> 10}k": f"{speeds[n]:.2f}" for n in DECODE_ROWS if n in speeds}
 
 
 def selftests(file: dict[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield, for each package, the device whose GPU passed every case of it."""
+    """Yield, for each package, the GPU that passed every case of it; the emulator in a file of a run without one."""
+    where = file["machine"]["device"]["device_name"] if file["ran_on_gpu"] else "emulator"
     for package in {result["package"] for result in file["results"]}:
-        statuses = {r["status"] for r in file["results"] if r["package"] == package and r["backend"] != "emulator"}
+        of_package = [r for r in file["results"] if r["package"] == package]
+        statuses = {r["status"] for r in of_package if file["ran_on_gpu"] == (r["backend"] != "emulator")}
         if "passed" in statuses and "failed" not in statuses:
-            yield package, {"kernels ran on": file["machine"]["device"]["device_name"]}
+            yield package, {"kernels ran on": where}
 
 
 Reader = Callable[[dict[str, Any]], Iterator[tuple[str, dict[str, str]]]]
 READERS: dict[str, Reader] = {
     "full": perplexities,
     "seeds": evaluations,
-    "table": passkeys,
     "after_snapkv": decodes,
     "ran_on_gpu": selftests,
 }

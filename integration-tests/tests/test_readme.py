@@ -40,3 +40,16 @@ def test_figures_without_a_file_are_missing(script, tmp_path):
     rows = script["table"](tmp_path).splitlines()[2:]
     assert len(rows) == len(script["ROWS"])
     assert all(set(row.split("`")[2].replace(";", "")) == {" ", "|", "-"} for row in rows)
+
+
+def test_a_selftest_counts_where_every_case_of_a_package_passed(script):
+    def file(on_gpu, *results):
+        named = [dict(zip(("package", "backend", "status"), result, strict=True)) for result in results]
+        return {"ran_on_gpu": on_gpu, "machine": {"device": {"device_name": "GPU"}}, "results": named}
+
+    read = script["READERS"]["ran_on_gpu"]
+    gone = [("a", "metal", "not run"), ("b", "metal", "not run")]
+    cpu = file(False, ("a", "emulator", "passed"), ("b", "emulator", "failed"), ("b", "emulator", "passed"), *gone)
+    assert dict(read(cpu)) == {"a": {"kernels ran on": "emulator"}}
+    gpu = file(True, ("a", "cuda", "failed"), ("a", "emulator", "passed"), ("b", "cuda", "passed"), *gone)
+    assert dict(read(gpu)) == {"b": {"kernels ran on": "GPU"}}
