@@ -215,6 +215,14 @@ template <typename T, typename P> METAL_FUNC simdgroup_matrix<T, 8, 8> load(P fr
     m.thread_elements().y = T(from[row * stride + column + 1]);
     return m;
 }
+template <typename T, typename P> METAL_FUNC simdgroup_matrix<T, 8, 8> load_right(P from, uint stride, uint lane) {
+    const uint row = ((lane / 4) & 4) + (lane / 2) % 4, column = 2 * (((lane / 4) & 2) + lane % 2);
+    if (!reads_right_by_columns<T>()) return load<T>(from, stride, lane);
+    simdgroup_matrix<T, 8, 8> m;
+    m.thread_elements().x = T(from[column * stride + row]);
+    m.thread_elements().y = T(from[(column + 1) * stride + row]);
+    return m;
+}
 template <typename P> METAL_FUNC void store(simdgroup_float8x8 m, P to, uint lane) {
     const uint row = ((lane / 4) & 4) + (lane / 2) % 4, column = 2 * (((lane / 4) & 2) + lane % 2);
     to[row * 8 + column] = m.thread_elements().x;
@@ -229,16 +237,23 @@ def test_matrices(run, dtype):
         FRAGMENT
         + """// --- body ---
     const uint lane = thread_index_in_simdgroup;
-    simdgroup_float8x8 c0 = make_filled_simdgroup_matrix<float, 8, 8>(1.0f), c1 = c0, d = c0;
+    simdgroup_float8x8 c0 = make_filled_simdgroup_matrix<float, 8, 8>(1.0f), c1 = c0, d = c0, e0 = c0, e1 = c0;
     multiply_accumulate_16x8x16(c0, c1, load<T>(a, 16, lane), load<T>(a + 8, 16, lane), load<T>(a + 128, 16, lane),
                                 load<T>(a + 136, 16, lane), load<T>(b, 8, lane), load<T>(b + 64, 8, lane));
+    multiply_accumulate_16x8x16_as_read(e0, e1, load<T>(a, 16, lane), load<T>(a + 8, 16, lane), load<T>(a + 128, 16, lane),
+                                        load<T>(a + 136, 16, lane), load_right<T>(b, 8, lane),
+                                        load_right<T>(b + 64, 8, lane));
     simdgroup_multiply_accumulate(d, load<T>(a, 16, lane), load<T>(b, 8, lane), d);
     store(c0, out, lane);
     store(c1, out + 64, lane);
-    store(d, out + 128, lane);
+    store(e0, out + 128, lane);
+    store(e1, out + 192, lane);
+    store(d, out + 256, lane);
 """
     )
     rng = np.random.default_rng(0)
     a, b = rng.integers(-8, 9, (16, 16)).astype(np.float32), rng.integers(-8, 9, (16, 8)).astype(np.float32)
-    got = run(text, {"a": a, "b": b}, (24, 8), T=dtype)
-    np.testing.assert_array_equal(got, np.concatenate([a @ b + 1, a[:8, :8] @ b[:8] + 1]))  # small integers: exact
+    got = run(text, {"a": a, "b": b}, (40, 8), T=dtype)
+    np.testing.assert_array_equal(
+        got, np.concatenate([a @ b + 1, a @ b + 1, a[:8, :8] @ b[:8] + 1])
+    )  # small integers: exact

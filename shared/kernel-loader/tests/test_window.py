@@ -232,7 +232,7 @@ CHECKED = [Leg("emulator", (("mode", "check"), ("order", order))) for order in (
 SCORE_MUTANTS = [
     Mutant("rows - window + (base + query) % window + 1", "rows - window + (base + query) % window"),
     Mutant("bool real = base + query < total", "bool real = base + query <= total"),
-    Mutant("row / 2 * QUARTER + i / 32 % PAIRS * 2 + row % 2", "row / 2 * QUARTER + i / 32 % PAIRS * 2"),
+    Mutant("k / 2 * QUARTER + i / 32 % PAIRS * 2 + k % 2", "k / 2 * QUARTER + i / 32 % PAIRS * 2"),
     Mutant("metal::min(row0, rows - 1)", "row0"),
     Mutant("row1 = row0 + 8;", "row1 = row0 + 7;"),
     Mutant("own = merge(own, shuffled(own, 16));", ""),
@@ -241,7 +241,9 @@ SCORE_MUTANTS = [
     Mutant("for (uint s = 0; s < splits; s++)", "for (uint s = 0; s < 1; s++)"),
     Mutant("sinks[query_head] * 1.44269504088896f", "sinks[query_head]"),
     Mutant("largest == -INFINITY ? 0.0f : largest", "largest"),
-    Mutant("reinterpret_cast<ulong>(from) % sizeof(Pair) == 0", "true"),
+    Mutant("stride == 1 && reinterpret_cast<ulong>(from) % 16 == 0", "stride == 1"),
+    Mutant("to[3] = matrix_of<half>(as_type<half2>(words.w));", "to[3] = to[2];"),
+    Mutant("to + i * IN_WORDS", "to"),
     Mutant("int(row1) < visible[query]", "int(row0) < visible[query]"),
     Mutant("(head * group + (base + query) / window) * rows", "(base + query) / window * rows"),
     Mutant("bias[own_bias[query] + row0]", "bias[own_bias[query] + row1]"),
@@ -258,9 +260,11 @@ def test_mutants_of_window_scores(emulated):
         {"queries": normal((1, 4, 17, 16)), "keys": normal((1, 1, 20, 16)), "sinks": None},
     ]
     cases = [{name: x if x is None else mx.array(x.astype(np.float32)) for name, x in case.items()} for case in cases]
-    half = {"queries": array("normal", 1, (1, 2, 3, 16), mx.bfloat16), "sinks": None}
-    odd = array("normal", 2, (1, 1, 40, 49), mx.bfloat16)
-    cases += [{**half, "keys": odd[..., 1:17]}, {**half, "keys": odd[..., ::3][..., :16]}]
+    half = {"queries": array("normal", 1, (1, 2, 3, 64), mx.float16), "sinks": None}
+    odd = array("normal", 2, (1, 1, 40, 193), mx.float16)
+    cases += [
+        {**half, "keys": keys} for keys in (odd[..., 1:65], odd[..., ::3][..., :64], mx.contiguous(odd[..., :64]))
+    ]
 
     def check():
         for case in cases:

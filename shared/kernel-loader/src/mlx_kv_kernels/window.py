@@ -115,6 +115,7 @@ def _scorers(
             threadgroup=(_THREADS, 1, 1),
             output_shapes=[out],
             output_dtypes=[mx.float32],
+            threadgroups_per_core=2,
             backend=backend,
         )
 

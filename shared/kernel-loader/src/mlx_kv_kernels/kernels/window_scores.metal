@@ -22,7 +22,7 @@ METAL_FUNC void multiply_accumulate(
     thread simdgroup_float8x8& c0, thread simdgroup_float8x8& c1, simdgroup_matrix<T, 8, 8> a00,
     simdgroup_matrix<T, 8, 8> a01, simdgroup_matrix<T, 8, 8> a10, simdgroup_matrix<T, 8, 8> a11,
     simdgroup_matrix<T, 8, 8> b0, simdgroup_matrix<T, 8, 8> b1, uint lane) {
-    multiply_accumulate_16x8x16(c0, c1, a00, a01, a10, a11, b0, b1);
+    multiply_accumulate_16x8x16_as_read(c0, c1, a00, a01, a10, a11, b0, b1);
 }
 METAL_FUNC void multiply_accumulate_8x8(
     thread simdgroup_float8x8& c, simdgroup_float8x8 a, simdgroup_float8x8 b, uint lane) {
@@ -49,14 +49,33 @@ template <typename T> METAL_FUNC simdgroup_matrix<T, 8, 8> matrix_of(typename pa
     m.thread_elements().y = elements.y;
     return m;
 }
+METAL_FUNC void matrices_of(uint4 words, thread simdgroup_matrix<half, 8, 8>* to) {
+    to[0] = matrix_of<half>(as_type<half2>(words.x));
+    to[1] = matrix_of<half>(as_type<half2>(words.y));
+    to[2] = matrix_of<half>(as_type<half2>(words.z));
+    to[3] = matrix_of<half>(as_type<half2>(words.w));
+}
+METAL_FUNC void matrices_of(uint4 words, thread simdgroup_matrix<bfloat, 8, 8>* to) {
+    to[0] = matrix_of<bfloat>(as_type<bfloat2>(words.x));
+    to[1] = matrix_of<bfloat>(as_type<bfloat2>(words.y));
+    to[2] = matrix_of<bfloat>(as_type<bfloat2>(words.z));
+    to[3] = matrix_of<bfloat>(as_type<bfloat2>(words.w));
+}
+METAL_FUNC void matrices_of(uint4 words, thread simdgroup_matrix<float, 8, 8>* to) {
+    to[0] = matrix_of<float>(float2{as_type<float>(words.x), as_type<float>(words.y)});
+    to[1] = matrix_of<float>(float2{as_type<float>(words.z), as_type<float>(words.w)});
+}
 // A row's quarter that this lane feeds to the products: the order of the channels does not matter to a dot product, so each
-// lane reads neighbours.
+// lane reads neighbours, 16 bytes at a time where it can.
 template <typename T, int PAIRS>
 METAL_FUNC void load_quarter(const device T* from, long stride, thread simdgroup_matrix<T, 8, 8>* to) {
     using Pair = typename pair_of<T>::type;
-    if (stride == 1 && reinterpret_cast<ulong>(from) % sizeof(Pair) == 0) {
+    constexpr int IN_WORDS = 16 / sizeof(Pair);
+    if (PAIRS % IN_WORDS == 0 && stride == 1 && reinterpret_cast<ulong>(from) % 16 == 0) {
         #pragma unroll
-        for (int i = 0; i < PAIRS; i++) to[i] = matrix_of<T>(reinterpret_cast<const device Pair*>(from)[i]);
+        for (int i = 0; i < PAIRS / IN_WORDS; i++) {
+            matrices_of(reinterpret_cast<const device uint4*>(from)[i], to + i * IN_WORDS);
+        }
     } else {
         #pragma unroll
         for (int i = 0; i < PAIRS; i++) to[i] = matrix_of<T>(Pair{from[2 * i * stride], from[(2 * i + 1) * stride]});
@@ -74,7 +93,7 @@ METAL_FUNC Statistics merge(Statistics a, Statistics b) {
 }
 METAL_FUNC Statistics add(Statistics s, float x, float y) {
     const float largest = metal::max(s.largest, metal::max(x, y)), base = safe(largest);
-    return Statistics{largest, s.sum * metal::exp2(s.largest - base) + metal::exp2(x - base) + metal::exp2(y - base)};
+    return Statistics{largest, s.sum * metal::fast::exp2(s.largest - base) + metal::fast::exp2(x - base) + metal::fast::exp2(y - base)};
 }
 METAL_FUNC Statistics shuffled(Statistics s, ushort mask) {
     return Statistics{simd_shuffle_xor(s.largest, mask), simd_shuffle_xor(s.sum, mask)};
@@ -108,10 +127,14 @@ METAL_FUNC Statistics shuffled(Statistics s, ushort mask) {
     for (uint base = 0; base < total; base += QUERIES) {
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint i = thread_index; i < QUERIES * DIM / 2; i += THREADS) {
-            const uint query = i / 32 / PAIRS * 8 + matrix_column(i % 32), row = matrix_row(i % 32);
-            const uint channel = row / 2 * QUARTER + i / 32 % PAIRS * 2 + row % 2;
-            const device T* from = own_queries + ulong(base + query) * DIM + channel;
-            tile[i] = Pair{base + query < total ? from[0] : T(0), base + query + 1 < total ? from[DIM] : T(0)};
+            // Element (k, n) of a right operand is channel k of query n; a lane has two of its neighbours.
+            constexpr bool DOWN = reads_right_by_columns<T>();
+            const uint k = DOWN ? matrix_column(i % 32) : matrix_row(i % 32);
+            const uint n = DOWN ? matrix_row(i % 32) : matrix_column(i % 32);
+            const uint query = base + i / 32 / PAIRS * 8 + n, channel = k / 2 * QUARTER + i / 32 % PAIRS * 2 + k % 2;
+            const device T* from = own_queries + ulong(query) * DIM + channel;
+            const bool second = query + (DOWN ? 0 : 1) < total;
+            tile[i] = Pair{query < total ? from[0] : T(0), second ? from[DOWN ? 1 : DIM] : T(0)};
         }
         for (uint query = thread_index; query < QUERIES; query += THREADS) {
             const bool real = base + query < total;
@@ -158,8 +181,8 @@ METAL_FUNC Statistics shuffled(Statistics s, ushort mask) {
                     if (BIAS && sees0) score0[c] += bias[own_bias[query] + row0] * 1.44269504088896f;
                     if (BIAS && sees1) score1[c] += bias[own_bias[query] + row1] * 1.44269504088896f;
                     if (VOTES) {
-                        vote0 += sees0 ? metal::exp2(score0[c] - lse[query]) : 0.0f;
-                        vote1 += sees1 ? metal::exp2(score1[c] - lse[query]) : 0.0f;
+                        vote0 += sees0 ? metal::fast::exp2(score0[c] - lse[query]) : 0.0f;
+                        vote1 += sees1 ? metal::fast::exp2(score1[c] - lse[query]) : 0.0f;
                     } else {
                         seen[n][c] = add(seen[n][c], sees0 ? score0[c] : -INFINITY, sees1 ? score1[c] : -INFINITY);
                     }
