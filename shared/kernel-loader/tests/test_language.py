@@ -240,9 +240,9 @@ def test_matrices(run, dtype):
     simdgroup_float8x8 c0 = make_filled_simdgroup_matrix<float, 8, 8>(1.0f), c1 = c0, d = c0, e0 = c0, e1 = c0;
     multiply_accumulate_16x8x16(c0, c1, load<T>(a, 16, lane), load<T>(a + 8, 16, lane), load<T>(a + 128, 16, lane),
                                 load<T>(a + 136, 16, lane), load<T>(b, 8, lane), load<T>(b + 64, 8, lane));
-    multiply_accumulate_16x8x16_as_read(e0, e1, load<T>(a, 16, lane), load<T>(a + 8, 16, lane), load<T>(a + 128, 16, lane),
-                                        load<T>(a + 136, 16, lane), load_right<T>(b, 8, lane),
-                                        load_right<T>(b + 64, 8, lane));
+    multiply_accumulate_16x8x16_as_read(e0, e1, load<T>(a, 16, lane), load<T>(a + 8, 16, lane),
+                                        load<T>(a + 128, 16, lane), load<T>(a + 136, 16, lane),
+                                        load_right<T>(b, 8, lane), load_right<T>(b + 64, 8, lane));
     simdgroup_multiply_accumulate(d, load<T>(a, 16, lane), load<T>(b, 8, lane), d);
     store(c0, out, lane);
     store(c1, out + 64, lane);
