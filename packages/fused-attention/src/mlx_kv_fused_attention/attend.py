@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +11,7 @@ from mlx_kv.layout import Format, Layout
 from mlx_kv.rows import Span
 from mlx_kv_kernels import resolve_backend
 from mlx_kv_kernels.kernel import CONSTANT_BELOW
+from mlx_kv_kernels.launch import Launch
 from mlx_kv_kernels.numbers import numbers
 
 from . import reference
@@ -77,7 +77,7 @@ def attend(
     launch, places = _prepare(
         layout.format, layout.rows, layout.tiles, layout.places, queries.shape[1], scale, logits, splits, backend
     )
-    outputs = launch(queries, places, *layout.arrays, *(() if sinks is None else (sinks,)))
+    outputs = launch([queries, places, *layout.arrays, *(() if sinks is None else (sinks,))])
     if not logits:
         return outputs[0]
     output, scores = outputs
@@ -96,7 +96,7 @@ def _prepare(
     logits: bool,
     splits: int | None,
     backend: str,
-) -> tuple[Callable[..., list[mx.array]], mx.array]:
+) -> tuple[Launch, mx.array]:
     """Return the launches, and the numbers of every sequence as sequence.metal reads them."""
     of_layout = plan(format, query_heads, scale, logits, backend)
     tiles = tiles if of_layout.tiled else ((0, 0),) * len(rows)
@@ -114,15 +114,15 @@ def _prepare(
 @lru_cache(1024)
 def _launcher(
     of_layout: Plan, batch: int, query_heads: int, splits: int, logit_rows: int, ragged: bool, backend: str
-) -> Callable[..., list[mx.array]]:
-    """Return both launches as one function of queries, places, the layout's arrays and, if there are any, sinks."""
+) -> Launch:
+    """Return both launches as one, of queries, places, the layout's arrays and, if there are any, sinks."""
     kernel, heads = of_layout.kernel, batch * query_heads
     kv_heads, dim = query_heads // int(of_layout.template["GROUP"]), int(of_layout.template["VALUE_DIM"])  # type: ignore[call-overload]
     wanted = [(heads, splits, dim + 1)] + ([(batch, query_heads, logit_rows)] if logit_rows else [])
 
     filled = -float("inf") if logit_rows and ragged else None  # beyond a shorter sequence's rows nothing is written
 
-    def launch(*arrays: mx.array) -> list[mx.array]:
+    def launch(arrays: list[mx.array]) -> list[mx.array]:
         queries, sinks = arrays[0], arrays[len(kernel.input_names) :]
         partial, *logits = kernel(
             inputs=arrays[: len(kernel.input_names)],
@@ -138,5 +138,4 @@ def _launcher(
         own_sinks = sinks[0] if sinks else None
         return [launch_merge(partial, own_sinks, (batch, query_heads, 1, dim), queries.dtype, backend), *logits]
 
-    # Compiled, a call costs the host a fraction; logits grow with every row, and would be compiled anew each time.
-    return launch if backend == "emulator" or logit_rows else mx.compile(launch)
+    return Launch(launch, compiles=backend != "emulator")

@@ -68,8 +68,10 @@ class RowBuffer:
         if self.data is None:
             raise ValueError("[rows] an empty buffer has no rows to write over")
         heads, _, width = self.data.shape
-        begins = numbers(tuple([self.begins[b] for b in sequences]), places.dtype)
-        where = mx.broadcast_to((places + begins[:, None]).T[..., None], (heads, len(sequences), width))
+        begins = tuple([self.begins[b] for b in sequences])
+        if any(begins):  # else a launch is saved
+            places = places + numbers(begins, places.dtype)[:, None]
+        where = mx.broadcast_to(places.T[..., None], (heads, len(sequences), width))
         chosen = rows if len(sequences) == rows.shape[0] == 1 else rows[mx.array(list(sequences))]
         self.data = mx.put_along_axis(self.data, where, chosen[:, :, 0].swapaxes(0, 1), axis=1)
 

@@ -24,9 +24,9 @@ CONSTANT_BELOW = 8  # an input of fewer elements lives in Metal's constant addre
 
 
 class Launch:
-    """A launch of fixed sizes; the second one is compiled by MLX, and from then on costs the host a fraction.
+    """Launches of fixed sizes; their second call is compiled by MLX, and from then on costs the host a fraction.
 
-    Not the first: sizes that grow with every token would be compiled in vain.
+    Not the first: sizes that nobody asks for again would be compiled in vain.
     """
 
     def __init__(self, function: Callable[[list[mx.array]], list[mx.array]], compiles: bool) -> None:
