@@ -36,6 +36,7 @@ CANDIDATES = {
         "rvq(residual=32)",
         "rvq(residual=0)",
         "rvq(key_bits=2, value_bits=1, residual=32)",
+        "rvq(key_bits=1, value_bits=1, residual=0, center=False)",
         "rvq(key_bits=2, value_bits=1, residual=0, center=False)",
         "rvq(residual=0, center=False)",
         "rvq(key_bits=3, residual=32)",
@@ -106,7 +107,8 @@ def main() -> None:
     options.output.write_text(json.dumps(report, indent=1) + "\n")
     for name in names:
         result = report["reported on"][name]
-        print(f"{name:45} {result['bytes_held'] / 1e6:8.2f} MB  {result['ratio']:7.4f}")
+        held, ratio, kl = result["bytes_held"] / 1e6, result["ratio"], result["kl_divergence"]
+        print(f"{name:70} {held:8.2f} MB  {ratio:7.4f}  KL {kl:.4f}")
 
 
 def measured(loaded: LoadedModel, text: str, tokens: int, prefill: int, names: Sequence[str]) -> dict[str, Any]:
