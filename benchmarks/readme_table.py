@@ -83,6 +83,13 @@ def evaluations(file: dict[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
         yield same(method), {"passkey": f"{found} of {trials}"}
 
 
+def passkeys(file: dict[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield figures of a file that benchmarks/passkey.py wrote before it asked all caches in one pass."""
+    for name, spec in file["specs"].items():
+        trials = [trial["found"] for filler in file["table"][name].values() for trial in filler]
+        yield same(spec), {"passkey": f"{sum(trials)} of {len(trials)}"}
+
+
 def decodes(file: dict[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield figures of a file of benchmarks/decode_model.py: tokens a second against the fp16 cache's."""
     specs = {file["spec"]: {case["rows"]: case["speed_against_fp16"] for case in file["cases"]}}
@@ -106,6 +113,7 @@ Reader = Callable[[dict[str, Any]], Iterator[tuple[str, dict[str, str]]]]
 READERS: dict[str, Reader] = {
     "full": perplexities,
     "seeds": evaluations,
+    "table": passkeys,
     "after_snapkv": decodes,
     "ran_on_gpu": selftests,
 }
