@@ -4,7 +4,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_kv_kernels import Kernel, kernel, source
-from mlx_kv_kernels.testing import legs
+from mlx_kv_kernels.launch import launches
+from mlx_kv_kernels.testing import Mutant, legs, mutated
 
 MULTIPLY = """// One helper, so that the body does not begin on line 1.
 METAL_FUNC float times(float a, int b) { return a * float(b); }
@@ -133,6 +134,35 @@ def test_init_value_fills_what_the_kernel_leaves(leg, write_kernel):
         backend=leg.backend,
     )[0]
     assert got.tolist() == [float(i) if i % 2 == 0 else -1.0 for i in range(32)]
+
+
+def test_a_launch_is_kept_until_texts_change(leg, write_kernel):
+    text = "// --- body ---\n    const uint i = thread_position_in_grid.x;\n    out[i] = x[i] + 1;\n"
+    kernel, x, prepared = write_kernel("add_one", text, ["x"], ["out"]), mx.arange(32, dtype=mx.float32), []
+
+    @launches
+    def adder(shape, dtype):
+        prepared.append(shape)
+        return kernel.prepare(
+            inputs=[(dtype, shape)],
+            grid=(*shape, 1, 1),
+            threadgroup=(32, 1, 1),
+            output_shapes=[shape],
+            output_dtypes=[dtype],
+            backend=leg.backend,
+        )
+
+    def add(x):
+        return adder(x.shape, x.dtype)([x])[0].tolist()
+
+    for _ in range(3):  # the second call of a launch is compiled
+        assert add(x) == list(range(1, 33))
+    assert add(mx.concatenate([x, x])) == [*range(1, 33)] * 2
+    assert prepared == [(32,), (64,)]
+    with mutated(kernel, Mutant("+ 1", "+ 2")):
+        assert add(x) == list(range(2, 34))
+    assert add(x) == list(range(1, 33))
+    assert prepared == [(32,), (64,), (32,), (32,)]
 
 
 @pytest.mark.parametrize(
