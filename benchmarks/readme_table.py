@@ -121,18 +121,19 @@ READERS: dict[str, Reader] = {
 
 
 def figures(root: Path) -> dict[tuple[str, str], str]:
-    """Return every figure, linked to its file, by spec (or package) and column.
+    """Return the figures of the table's rows, linked to their files, by spec (or package) and column.
 
     Raises:
         ValueError: if two files of this tree give the same figure.
     """
+    shown = {same(row.spec) for row in ROWS} | {package for row in ROWS for package in row.packages}
     found: dict[tuple[str, str], str] = {}
     files: dict[tuple[str, str], str] = {}
     for path in sorted(root.glob("[!.]*/**/benchmarks/**/*.json")) + sorted(root.glob("benchmarks/**/*.json")):
         file = json.loads(path.read_text())
         readers = [reader for key, reader in READERS.items() if isinstance(file, dict) and key in file]
         for spec, columns in (pair for reader in readers[:1] for pair in reader(file)):
-            for column, text in columns.items():
+            for column, text in columns.items() if spec in shown else ():
                 name = path.relative_to(root).as_posix()
                 if (spec, column) in found and column != "kernels ran on":
                     raise ValueError(f"[readme_table] {column} of {spec} is in {files[spec, column]} and in {name}")

@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_kv_kernels import Kernel, kernel, source
-from mlx_kv_kernels.launch import launches
+from mlx_kv_kernels.launch import Launch, launches
 from mlx_kv_kernels.testing import Mutant, legs, mutated
 
 MULTIPLY = """// One helper, so that the body does not begin on line 1.
@@ -155,7 +155,7 @@ def test_a_launch_is_kept_until_texts_change(leg, write_kernel):
     def add(x):
         return adder(x.shape, x.dtype)([x])[0].tolist()
 
-    for _ in range(3):  # the second call of a launch is compiled
+    for _ in range(3):
         assert add(x) == list(range(1, 33))
     assert add(mx.concatenate([x, x])) == [*range(1, 33)] * 2
     assert prepared == [(32,), (64,)]
@@ -163,6 +163,20 @@ def test_a_launch_is_kept_until_texts_change(leg, write_kernel):
         assert add(x) == list(range(2, 34))
     assert add(x) == list(range(1, 33))
     assert prepared == [(32,), (64,), (32,), (32,)]
+
+
+@pytest.mark.parametrize(("compiles", "traced"), [(True, 2), (False, 4)])
+def test_a_launch_is_compiled_at_its_second_call(compiles, traced):
+    calls = []
+
+    def doubled(arrays):
+        calls.append(arrays)
+        return [2 * arrays[0]]
+
+    launch = Launch(doubled, compiles)
+    for i in range(4):
+        assert launch([mx.array([float(i)])])[0].item() == 2 * i
+    assert len(calls) == traced
 
 
 @pytest.mark.parametrize(

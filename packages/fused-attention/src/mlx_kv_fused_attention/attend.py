@@ -11,7 +11,7 @@ from mlx_kv.layout import Format, Layout
 from mlx_kv.rows import Span
 from mlx_kv_kernels import resolve_backend
 from mlx_kv_kernels.kernel import CONSTANT_BELOW
-from mlx_kv_kernels.launch import Launch
+from mlx_kv_kernels.launch import Launch, launches
 from mlx_kv_kernels.numbers import numbers
 
 from . import reference
@@ -111,7 +111,7 @@ def _prepare(
     return launch, numbers((*own, *padding), mx.int32)
 
 
-@lru_cache(1024)
+@launches
 def _launcher(
     of_layout: Plan, batch: int, query_heads: int, splits: int, logit_rows: int, ragged: bool, backend: str
 ) -> Launch:

@@ -71,7 +71,9 @@ def passkeys(
     """Hide and ask for a five-digit key, once per length, depth and seed, each time through fresh caches.
 
     The key, and where in the documentation the filler begins, follow from length, depth and seed: every cache gets the
-    same prompts. Raises ValueError for an unknown filler, a depth outside 0 to 1, or a length with no room for filler.
+    same prompts. All caches of a prompt are held at a time.
+
+    Raises ValueError for an unknown filler, a depth outside 0 to 1, or a length with no room for filler.
     """
     seeds = tuple(seeds)
     cells: dict[str, list[PasskeyCell]] = {name: [] for name in factories}
@@ -83,8 +85,8 @@ def passkeys(
             lockstep = Lockstep(model, [factory() for factory in factories.values()])
             found.append(_recalls(lockstep, tokenizer, prompt, key, prefill_step_size))
             on_progress(number * len(seeds) + len(found), len(places) * len(seeds))
-        for name, successes in zip(factories, zip(*found, strict=True), strict=True):
-            cells[name].append(PasskeyCell(length, depth, sum(successes), len(seeds)))
+        for i, name in enumerate(factories):
+            cells[name].append(PasskeyCell(length, depth, sum(each[i] for each in found), len(seeds)))
     return {name: PasskeyResult(filler, tuple(of_cache)) for name, of_cache in cells.items()}
 
 

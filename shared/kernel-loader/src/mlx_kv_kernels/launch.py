@@ -24,9 +24,9 @@ CONSTANT_BELOW = 8  # an input of fewer elements lives in Metal's constant addre
 
 
 class Launch:
-    """Launches of fixed sizes; their second call is compiled by MLX, and from then on costs the host a fraction.
+    """A launch, or several; from the second call on it is compiled by MLX, and costs the host a fraction.
 
-    Not the first: sizes that nobody asks for again would be compiled in vain.
+    Not at the first: what nobody asks for again would be compiled in vain.
     """
 
     def __init__(self, function: Callable[[list[mx.array]], list[mx.array]], compiles: bool) -> None:
@@ -50,7 +50,10 @@ _kept: list[Callable[[], None]] = []
 
 
 def launches(prepare: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorate a function that prepares launches: what it returns is kept for the same arguments, 256 at most."""
+    """Decorate a function that prepares launches: what it returns is kept for the same arguments, 256 at most.
+
+    A backend among them has been resolved: "auto" may mean another one the next time.
+    """
     kept = lru_cache(256)(prepare)
     _kept.append(kept.cache_clear)
     return cast("Callable[_P, _T]", kept)

@@ -115,7 +115,7 @@ def _scorers(
             threadgroup=(_THREADS, 1, 1),
             output_shapes=[out],
             output_dtypes=[mx.float32],
-            threadgroups_per_core=2,
+            threadgroups_per_core=2 if dim * dtype.size <= 256 else None,  # a lane holds a quarter of two keys
             backend=backend,
         )
 

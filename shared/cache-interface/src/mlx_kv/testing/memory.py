@@ -112,8 +112,8 @@ def check_memory_is_flat(spec: str) -> None:
     expect(grown <= slack, spec, f"500 steps left {grown} bytes behind beside the arrays held")
     # MLX's threads let go of the last step's buffers in their own time, so single readings go up and down.
     floors = [min(beside[first : first + 50]) for first in range(0, 500, 50)]
-    rising = all(later > earlier for earlier, later in pairwise(floors))
-    expect(not rising, spec, f"memory beside the arrays held grew all the way, every 50 steps its least was {floors}")
+    rises = sum(later > earlier for earlier, later in pairwise(floors))
+    expect(rises < 8, spec, f"memory beside the arrays held grew all the way, every 50 steps its least was {floors}")
 
 
 def check_take(spec: str) -> None:

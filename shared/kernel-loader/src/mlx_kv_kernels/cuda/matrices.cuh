@@ -1,5 +1,6 @@
 // simdgroup matrices of 8x8 on CUDA's mma, for kernels that name them. The renumbered lanes of prelude.cuh make a Metal
-// fragment (two neighbouring columns of a row in each lane) the accumulator of mma; the right operand is transposed in registers.
+// fragment (two neighbouring columns of a row in each lane) the accumulator of mma; a right operand that is not given by columns
+// is transposed in registers.
 namespace metal {
 template <typename T> struct matrix_pair;
 template <> struct matrix_pair<float> { using type = float2; };

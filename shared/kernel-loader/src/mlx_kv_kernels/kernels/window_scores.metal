@@ -49,32 +49,34 @@ template <typename T> METAL_FUNC simdgroup_matrix<T, 8, 8> matrix_of(typename pa
     m.thread_elements().y = elements.y;
     return m;
 }
-METAL_FUNC void matrices_of(uint4 words, thread simdgroup_matrix<half, 8, 8>* to) {
-    to[0] = matrix_of<half>(as_type<half2>(words.x));
-    to[1] = matrix_of<half>(as_type<half2>(words.y));
-    to[2] = matrix_of<half>(as_type<half2>(words.z));
-    to[3] = matrix_of<half>(as_type<half2>(words.w));
+METAL_FUNC void matrices_of(uint first, uint second, thread simdgroup_matrix<half, 8, 8>* to) {
+    to[0] = matrix_of<half>(as_type<half2>(first));
+    to[1] = matrix_of<half>(as_type<half2>(second));
 }
-METAL_FUNC void matrices_of(uint4 words, thread simdgroup_matrix<bfloat, 8, 8>* to) {
-    to[0] = matrix_of<bfloat>(as_type<bfloat2>(words.x));
-    to[1] = matrix_of<bfloat>(as_type<bfloat2>(words.y));
-    to[2] = matrix_of<bfloat>(as_type<bfloat2>(words.z));
-    to[3] = matrix_of<bfloat>(as_type<bfloat2>(words.w));
+METAL_FUNC void matrices_of(uint first, uint second, thread simdgroup_matrix<bfloat, 8, 8>* to) {
+    to[0] = matrix_of<bfloat>(as_type<bfloat2>(first));
+    to[1] = matrix_of<bfloat>(as_type<bfloat2>(second));
 }
-METAL_FUNC void matrices_of(uint4 words, thread simdgroup_matrix<float, 8, 8>* to) {
-    to[0] = matrix_of<float>(float2{as_type<float>(words.x), as_type<float>(words.y)});
-    to[1] = matrix_of<float>(float2{as_type<float>(words.z), as_type<float>(words.w)});
+METAL_FUNC void matrices_of(uint first, uint second, thread simdgroup_matrix<float, 8, 8>* to) {
+    to[0] = matrix_of<float>(float2{as_type<float>(first), as_type<float>(second)});
 }
 // A row's quarter that this lane feeds to the products: the order of the channels does not matter to a dot product, so each
-// lane reads neighbours, 16 bytes at a time where it can.
+// lane reads neighbours, as many bytes at a time as divide a quarter.
 template <typename T, int PAIRS>
 METAL_FUNC void load_quarter(const device T* from, long stride, thread simdgroup_matrix<T, 8, 8>* to) {
     using Pair = typename pair_of<T>::type;
-    constexpr int IN_WORDS = 16 / sizeof(Pair);
-    if (PAIRS % IN_WORDS == 0 && stride == 1 && reinterpret_cast<ulong>(from) % 16 == 0) {
+    constexpr int HALF = 8 / sizeof(Pair), BYTES = PAIRS % (2 * HALF) == 0 ? 16 : 8;
+    if (stride == 1 && reinterpret_cast<ulong>(from) % BYTES == 0) {
         #pragma unroll
-        for (int i = 0; i < PAIRS / IN_WORDS; i++) {
-            matrices_of(reinterpret_cast<const device uint4*>(from)[i], to + i * IN_WORDS);
+        for (int i = 0; i < PAIRS; i += BYTES / 8 * HALF) {
+            if constexpr (BYTES == 16) {
+                const uint4 words = *reinterpret_cast<const device uint4*>(from + 2 * i);
+                matrices_of(words.x, words.y, to + i);
+                matrices_of(words.z, words.w, to + i + HALF);
+            } else {
+                const uint2 words = *reinterpret_cast<const device uint2*>(from + 2 * i);
+                matrices_of(words.x, words.y, to + i);
+            }
         }
     } else {
         #pragma unroll
