@@ -50,3 +50,14 @@ def test_a_step_copies_no_rows():
     mx.reset_peak_memory()
     step(cache, tokens)
     assert mx.get_peak_memory() - before < cache.store.keys.data.nbytes / 4
+
+
+def test_room_beyond_the_budget_is_small():
+    """One row comes before another goes; buffers that double for it would hold twice the budget."""
+    cache = new_cache("h2o(heavy=128, recent=128)")
+    feed(cache, random_tokens(0, 400), [399, 1])
+    for i in range(40):
+        step(cache, random_tokens(i, 1))
+        cache.store.settle()
+        assert cache.store.lengths == [256]
+        assert cache.store.keys.data.shape[1] <= 256 + 32

@@ -162,6 +162,9 @@ class Store(ABC):
         return sum(array.nbytes for array in self.arrays().values())
 
 
+_STEP_AT_A_BUDGET = 32
+
+
 class DenseStore(Store):
     """Rows in the model's own dtype, as mlx-lm's KVCache holds them."""
 
@@ -174,6 +177,11 @@ class DenseStore(Store):
         self.values = RowBuffer(step)
         self._newest: tuple[mx.array, mx.array] | None = None  # a single token's row, which may replace another
         self._replaced: tuple[Sequence[int], mx.array] | None = None  # where it is to be written
+
+    def accept(self, policy: Policy) -> None:
+        """Grow by few rows where one goes at every step: the length then stays, and so does the room beyond it."""
+        if policy.evicts_every_step:
+            self.keys.step = self.values.step = _STEP_AT_A_BUDGET
 
     @property
     def lengths(self) -> list[int]:
