@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
@@ -85,7 +84,7 @@ def attend(
     return Attention(output, scores, lse if sinks is None else mx.logaddexp(lse, sinks.astype(mx.float32)))
 
 
-@lru_cache(64)  # the layers of a model usually agree, and what is worked out for one serves all
+@launches  # the layers of a model usually agree, and what is worked out for one serves all
 def _prepare(
     format: Format,
     rows: tuple[int, ...],
