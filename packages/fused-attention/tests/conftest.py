@@ -50,11 +50,11 @@ def held_rows(side, bits, group, per_token, sequence, rows, dim):
     parts, exact = [], side.exact.lengths[sequence]
     if exact:
         first = side.exact.begins[sequence]
-        parts.append(numbers(side.exact.data)[:, first : first + exact])
+        parts.append(numbers(side.exact.data)[0, :, first : first + exact])
     if packed:
-        codes = unpacked(side.codes.data, bits, dim)[:, begin : begin + packed]
+        codes = unpacked(side.codes.data[0], bits, dim)[:, begin : begin + packed]
         first = side.scale.begins[sequence]
-        scale, minimum = (numbers(buffer.data)[:, first:] for buffer in (side.scale, side.minimum))
+        scale, minimum = (numbers(buffer.data)[0, :, first:] for buffer in (side.scale, side.minimum))
         if per_token:
             scale, minimum = (np.repeat(x[:, :packed], group, axis=2) for x in (scale, minimum))
         else:
@@ -63,7 +63,7 @@ def held_rows(side, bits, group, per_token, sequence, rows, dim):
     newest = rows - packed
     if newest:
         end = side.tail.ends[sequence]
-        parts.append(numbers(side.tail.data)[:, end - newest : end])
+        parts.append(numbers(side.tail.data)[0, :, end - newest : end])
     return np.concatenate(parts, axis=1)
 
 
@@ -72,9 +72,9 @@ def held(store, sequence):
     rows = store.lengths[sequence]
     if isinstance(store, DenseStore):
         sides = (store.keys, store.values)
-        return [numbers(s.data)[:, s.begins[sequence] : s.begins[sequence] + rows] for s in sides]
+        return [numbers(s.data)[0, :, s.begins[sequence] : s.begins[sequence] + rows] for s in sides]
     c = store.config
-    dims = [side.tail.data.shape[2] for side in (store.keys, store.values)]
+    dims = [side.tail.data.shape[3] for side in (store.keys, store.values)]
     return [
         held_rows(store.keys, c.bits_of_keys, c.group_size, False, sequence, rows, dims[0]),
         held_rows(store.values, c.bits_of_values, c.group_size, True, sequence, rows, dims[1]),
@@ -89,7 +89,7 @@ def oracle(queries, store, scale, sinks=None):
     all_logits = np.full((batch, query_heads, longest), -np.inf)
     for b in range(batch):
         if store.lengths[b] == 0:
-            keys, values = np.zeros((1, 0, q.shape[3])), np.zeros((1, 0, store.values.data.shape[2]))
+            keys, values = np.zeros((1, 0, q.shape[3])), np.zeros((1, 0, store.values.data.shape[3]))
             keys, values = (np.repeat(x, query_heads, axis=0) for x in (keys, values))
         else:
             keys, values = held(store, b)

@@ -49,7 +49,9 @@ def test_a_step_copies_no_rows():
     before = mx.get_active_memory()
     mx.reset_peak_memory()
     step(cache, tokens)
-    assert mx.get_peak_memory() - before < cache.store.keys.data.nbytes / 4
+    # A copy would take all of an array's bytes. The step's own small arrays, which MLX's threads let go of in their own
+    # time, take a sixth to a quarter.
+    assert mx.get_peak_memory() - before < cache.store.keys.data.nbytes / 2
 
 
 def test_room_beyond_the_budget_is_small():
@@ -60,4 +62,4 @@ def test_room_beyond_the_budget_is_small():
         step(cache, random_tokens(i, 1))
         cache.store.settle()
         assert cache.store.lengths == [256]
-        assert cache.store.keys.data.shape[1] <= 256 + 32
+        assert cache.store.keys.data.shape[2] <= 256 + 32

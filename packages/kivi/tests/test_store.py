@@ -81,7 +81,7 @@ def test_bytes_follow_the_formula(key_bits, value_bits, group_size, blocks, reac
     again = -(-reach // residual) * residual + reach
     assert right <= rows <= right + again * 64 * 2
     growth = sum(
-        buffer.step * buffer.data.nbytes // buffer.data.shape[1]
+        buffer.step * buffer.data.nbytes // buffer.data.shape[2]
         for buffer in store.buffers().values()
         if buffer.data is not None
     )

@@ -71,7 +71,7 @@ class _Swapping(DenseStore):
 
     def extend(self, other):
         other = other.select(range(len(other.lengths)))
-        keys = mx.roll(other.keys.data, 1, axis=1) if other.keys.data is not None else None
+        keys = mx.roll(other.keys.data, 1, axis=2) if other.keys.data is not None else None
         other.keys.data = keys
         super().extend(other)
 

@@ -118,4 +118,4 @@ def test_room_is_bounded(batch):
     for _ in range(300):
         buffer.append(mx.zeros((batch, 1, 5, 2)), [(0, 5)] * batch)
         buffer.drop_front([max(n - 40, 0) for n in buffer.lengths])
-        assert buffer.data.shape[1] <= batch * (40 + 4 * 16)
+        assert buffer.data.shape[2] <= batch * (40 + 4 * 16)

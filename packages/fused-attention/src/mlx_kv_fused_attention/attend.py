@@ -73,15 +73,28 @@ def attend(
     if backend == "reference":
         full = reference.attend(queries, *layout.dense(), layout.rows, scale, sinks)
         return Attention(*full) if logits else full[0]
-    launch, places = _prepare(
-        layout.format, layout.rows, layout.tiles, layout.places, queries.shape[1], scale, logits, splits, backend
-    )
-    outputs = launch([queries, places, *layout.arrays, *(() if sinks is None else (sinks,))])
+    outputs = launch_attend(queries, layout, scale, sinks, logits, splits, backend)
     if not logits:
         return outputs[0]
     output, scores = outputs
     lse = mx.logsumexp(scores, axis=-1)
     return Attention(output, scores, lse if sinks is None else mx.logaddexp(lse, sinks.astype(mx.float32)))
+
+
+def launch_attend(
+    queries: mx.array,
+    layout: Layout,
+    scale: float,
+    sinks: mx.array | None,
+    logits: bool,
+    splits: int | None,
+    backend: str,
+) -> list[mx.array]:
+    """Launch the kernels for a case that is not refused; the output and, if asked for, [batch, query_heads, rows]."""
+    launch, places = _prepare(
+        layout.format, layout.rows, layout.tiles, layout.places, queries.shape[1], scale, logits, splits, backend
+    )
+    return launch([queries, places, *layout.arrays, *(() if sinks is None else (sinks,))])
 
 
 @launches  # the layers of a model usually agree, and what is worked out for one serves all

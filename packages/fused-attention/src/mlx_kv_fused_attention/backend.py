@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import mlx.core as mx
+
 from mlx_kv_kernels import resolve_backend
 
-from .attend import Attention, attend
+from .attend import launch_attend
 from .plan import refusal
 
 if TYPE_CHECKING:
-    import mlx.core as mx
-
     from mlx_kv.layout import Layout
 
 
@@ -27,16 +27,12 @@ class FusedAttention:
         """
         if resolve_backend() == "reference":
             return "the backend is the reference"
-        if not layout.format.packed and len(layout.rows) == 1 and not logits:
-            return "MLX's own attention reads dense rows where they lie"
         return refusal(queries, layout, sinks)
 
     @staticmethod
     def attend(
         queries: mx.array, layout: Layout, scale: float, sinks: mx.array | None, logits: bool
     ) -> tuple[mx.array, mx.array | None]:
-        """Attend; with `logits`, also the logits [batch, query_heads, 1, rows]."""
-        attended = attend(queries, layout, scale, sinks, logits=logits)
-        if isinstance(attended, Attention):
-            return attended.output, attended.logits[:, :, None]
-        return attended, None
+        """Attend in a case that `covers` covers; with `logits`, also the logits [batch, query_heads, 1, rows]."""
+        outputs = launch_attend(queries, layout, scale, sinks, logits, None, resolve_backend())
+        return (outputs[0], mx.expand_dims(outputs[1], 2)) if logits else (outputs[0], None)

@@ -24,13 +24,13 @@ def describe(store: KiviStore) -> Layout | None:
     keys_tail, values_tail = keys.tail.data, values.tail.data
     if keys.codes.data is None or keys_tail is None or values_tail is None:
         return None
-    kv_heads, _, key_dim = keys_tail.shape
+    _, kv_heads, _, key_dim = keys_tail.shape
     # Both sides are packed from the first group that holds no exact row to the last whole group of values.
     size = config.group_size
     first = -(-config.sinks // size) * size
     dtype = keys_tail.dtype
     return Layout(
-        kivi_format(config, kv_heads, key_dim, values_tail.shape[2], dtype),
+        kivi_format(config, kv_heads, key_dim, values_tail.shape[3], dtype),
         _arrays(keys, dtype) + _arrays(values, dtype),
         tuple(rows),
         tuple([_place(keys, b, n) + _place(values, b, n) for b, n in enumerate(rows)]),

@@ -28,7 +28,7 @@ def describe(store: RvqStore) -> Layout | None:
     keys, values, config, rows = store.keys, store.values, store.config, store.lengths
     if keys.codes.data is None or values.codes.data is None or not isinstance(config, Rvq):
         return None
-    format = rvq_format(config, keys.codes.data.shape[0], keys.dim, values.dim, keys.dtype)
+    format = rvq_format(config, keys.codes.data.shape[1], keys.dim, values.dim, keys.dtype)
     # Both sides are packed from the first tile that holds no exact row to the last whole one of keys.
     size = format.tile_rows
     first = -(-config.sinks // size) * size if size else 0
@@ -102,5 +102,5 @@ def _place(side: PackedRows, sequence: int, rows: int) -> tuple[int, ...]:
         side.codes.lengths[sequence],
         *begins,
         side.tail.ends[sequence] - rows,
-        *(0 if buffer.data is None else buffer.data.shape[1] for buffer in buffers),
+        *(0 if buffer.data is None else buffer.data.shape[2] for buffer in buffers),
     )

@@ -93,7 +93,7 @@ class AccumulatingPolicy(Policy):
             replaced: list[int] = []
         else:
             replaced = [b for b, n in enumerate(over) if n == 1 and chunk.store.replaces]
-            dropped = self._add_token(chunk, chunk.logits[:, :, 0], counts, replaced)
+            dropped = self._add_token(chunk, mx.squeeze(chunk.logits, 2), counts, replaced)
             if replaced:
                 of_replaced = dropped if len(replaced) == len(counts) else dropped[mx.array(replaced)]
                 chunk.store.replace(replaced, of_replaced)
@@ -132,7 +132,7 @@ class AccumulatingPolicy(Policy):
             tau = self.options.temperature(self.steps[b])
             bias = None
             if self.noise is not None:
-                bias = row_noise(self.noise, positions[:, own, 0], query_heads)[None] / tau
+                bias = row_noise(self.noise, positions[0, :, own, 0], query_heads)[None] / tau
             added = window_scores(
                 chunk.queries[b : b + 1, :, first:last],
                 keys[b : b + 1, :, : chunk.store.lengths[b]],
@@ -140,13 +140,12 @@ class AccumulatingPolicy(Policy):
                 None if chunk.sinks is None else chunk.sinks / tau,
                 bias,
             )
-            scores[:, own, 0] += added[0]
+            scores[0, :, own, 0] += added[0]
 
     def _add_token(self, chunk: Attended, logits: mx.array, counts: Sequence[int], replaced: Sequence[int]) -> mx.array:
         """Add the attention of a token of each sequence, and return the rows that `replaced` sequences drop."""
-        like = mx.zeros((1, self.kv_heads, 1, 1))
-        scores = self.scores.reserve(counts, like)
-        positions = self.positions.reserve(counts, like.astype(mx.int32))
+        scores = self.scores.reserve(counts, self.kv_heads, 1, mx.float32)
+        positions = self.positions.reserve(counts, self.kv_heads, 1, mx.int32)
         steps = [
             Step(
                 self.scores.begins[b],
@@ -160,9 +159,10 @@ class AccumulatingPolicy(Policy):
             for b, n in enumerate(counts)
         ]
         new_scores, new_positions, dropped = accumulate_scores(
-            logits, scores[..., 0], positions[..., 0], steps, chunk.sinks, self.noise
+            logits, mx.squeeze(scores, (0, 3)), mx.squeeze(positions, (0, 3)), steps, chunk.sinks, self.noise
         )
-        self.scores.data, self.positions.data = new_scores[..., None], new_positions[..., None]
+        self.scores.data = mx.expand_dims(new_scores, (0, 3))
+        self.positions.data = mx.expand_dims(new_positions, (0, 3))
         held = [n - (b in replaced) for b, n in enumerate(counts)]
         self.scores.advance(held)
         self.positions.advance(held)

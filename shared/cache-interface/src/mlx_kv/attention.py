@@ -54,8 +54,11 @@ def decode(
 
     Returns:
         The output [batch, query_heads, 1, value_dim] and, if asked for, the logits [batch, query_heads, 1, rows] as
-        `logits` computes them; None if no backend is installed or covers the case, each reason being logged once.
+        `logits` computes them; None if no backend is installed or covers the case, each reason being logged once, and
+        where MLX's own attention does as well: over one sequence of dense rows.
     """
+    if store.in_place and not logits and len(store.lengths) == 1:
+        return None
     backends = _backends()
     layout = store.layout() if backends else None
     if layout is None:

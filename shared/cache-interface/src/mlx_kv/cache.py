@@ -73,19 +73,24 @@ class CompressedKVCache(BatchProtocol, SeamCache):
         values: Float[mx.array, "batch kv_heads chunk value_dim"],
     ) -> tuple[mx.array, mx.array]:
         """Append a chunk; what is returned has an uncompressed cache's shape but no values, for `attend` alone."""
-        batch, heads, chunk, width = keys.shape
+        shape, of_values = keys.shape, values.shape
+        batch, heads, chunk, width = shape
         present = len(self.store.lengths) or batch
-        if keys.shape[:3] != values.shape[:3] or batch != present:
+        if shape[:3] != of_values[:3] or batch != present:
             raise ValueError(
                 f"[mlx_kv] expected keys and values of {present} sequences, with as many heads and rows each, got "
-                f"{list(keys.shape)} and {list(values.shape)}"
+                f"{list(shape)} and {list(of_values)}"
             )
         self._spans = self._real(batch, chunk)
         self.store.append(keys, values, self._spans)
         self._advance(chunk, self._spans)
-        self._numbers = heads * (width + values.shape[3])
+        self._numbers = heads * (width + of_values[3])
         # NaN, so that a model that looked inside would show it at once; never computed otherwise.
-        self._returned = _placeholder(keys, self._width), _placeholder(values, self._width)
+        nan, rows = _nan(keys.dtype), self._width
+        self._returned = (
+            mx.broadcast_to(nan, (batch, heads, rows, width)),
+            mx.broadcast_to(nan, (batch, heads, rows, of_values[3])),
+        )
         return self._returned
 
     def attend(
@@ -229,7 +234,6 @@ class CompressedKVCache(BatchProtocol, SeamCache):
 
     def _rows_mask(self, mask: attention.Mask, chunk: int) -> attention.Mask:
         """Turn the model's mask over tokens seen into one over rows held."""
-        held = self.store.lengths
         if self._left is None and not self.policy.evicts:
             return mask
         if isinstance(mask, mx.array) and mask.dtype != mx.bool_:
@@ -238,14 +242,10 @@ class CompressedKVCache(BatchProtocol, SeamCache):
         # tell as well.
         if self._left is None:
             return None if chunk == 1 else "causal"
+        held = self.store.lengths
         if chunk == 1 and len(set(held)) == 1:
             return None
         return attention.ragged_mask(held, self._spans, chunk, max(held))
-
-
-def _placeholder(like: mx.array, rows: int) -> mx.array:
-    batch, heads, _, width = like.shape
-    return mx.broadcast_to(_nan(like.dtype), (batch, heads, rows, width))
 
 
 @cache

@@ -44,8 +44,6 @@ class Format:
     """Numbers of each sequence, which the text finds as `place[0]`, `place[1]`, ..."""
     constants: tuple[tuple[str, int], ...] = ()
     """Compile-time numbers, by the names that the text uses."""
-    packed: bool = True
-    """Whether reading the arrays moves fewer bytes than reading dense rows."""
     tile_rows: int = 0
     """Rows of a group that share what `keys.fold` yields; 0 where the text has no `fragment` functions."""
     key_bits: int = 0
@@ -98,4 +96,4 @@ def dense_format(kv_heads: int, key_dim: int, value_dim: int, dtype: mx.Dtype) -
     """Return the format of dense rows: first row and all rows of the keys, and the same of the values."""
     source = ("mlx_kv", "kernels/dense_rows.metal")
     inputs = ("key_rows", "value_rows")
-    return Format("dense", source, kv_heads, key_dim, value_dim, dtype, inputs, places=4, packed=False)
+    return Format("dense", source, kv_heads, key_dim, value_dim, dtype, inputs, places=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from .store import Geometry, Store
 
 
-@dataclass(frozen=True)
-class Attended:
+class Attended(NamedTuple):
     """A chunk of tokens whose attention has just been computed, as a policy sees it."""
 
     queries: Float[mx.array, "batch query_heads chunk key_dim"]

@@ -18,7 +18,7 @@ Span = tuple[int, int]  # the rows first..last-1 of a chunk that are real; the o
 
 
 class RowBuffer:
-    """A growing array [heads, total rows, width] of a batch's sequences one after the other, none padded.
+    """A growing array [1, heads, total rows, width] of a batch's sequences one after the other, none padded.
 
     Sequence b holds the rows begins[b]..ends[b]-1 of the array and may grow up to limits[b]. These places live on the
     host, so no operation reads the device back. Room grows by multiples of `step` rows. Appending to all sequences, or
@@ -40,6 +40,8 @@ class RowBuffer:
     @property
     def lengths(self) -> list[int]:
         """Rows held by each sequence."""
+        if len(self.ends) == 1:  # asked for several times a layer at every step
+            return [self.ends[0] - self.begins[0]]
         return [end - begin for begin, end in zip(self.begins, self.ends, strict=True)]
 
     def append(self, rows: Shaped[mx.array, "batch heads chunk width"], spans: Sequence[Span]) -> None:
@@ -51,11 +53,11 @@ class RowBuffer:
         counts = [last - first for first, last in spans]
         if not any(counts):
             return None
-        data = self.reserve(counts, rows)
+        data = self.reserve(counts, rows.shape[1], rows.shape[3], rows.dtype)
         sequence = mx.array([b for b, n in enumerate(counts) for _ in range(n)])
         source = mx.array(list(chain.from_iterable(range(*span) for span in spans)))
         target = mx.array([end + i for end, n in zip(self.ends, counts, strict=True) for i in range(n)])
-        data[:, target] = rows[sequence, :, source].swapaxes(0, 1)
+        data[:, :, target] = rows[sequence, :, source].swapaxes(0, 1)[None]
         return self.advance(counts)
 
     def put(
@@ -67,21 +69,21 @@ class RowBuffer:
         """Write a row of each head of these sequences, at places counted from a sequence's first row."""
         if self.data is None:
             raise ValueError("[rows] an empty buffer has no rows to write over")
-        heads, _, width = self.data.shape
+        _, heads, _, width = self.data.shape
         begins = tuple([self.begins[b] for b in sequences])
         if any(begins):  # else a launch is saved
             places = places + numbers(begins, places.dtype)[:, None]
-        where = mx.broadcast_to(places.T[..., None], (heads, len(sequences), width))
-        chosen = rows if len(sequences) == rows.shape[0] == 1 else rows[mx.array(list(sequences))]
-        self.data = mx.put_along_axis(self.data, where, chosen[:, :, 0].swapaxes(0, 1), axis=1)
+        where = mx.broadcast_to(places.T[None, ..., None], (1, heads, len(sequences), width))
+        chosen = rows if len(sequences) == rows.shape[0] == 1 else rows[mx.array(list(sequences))].swapaxes(0, 2)
+        self.data = mx.put_along_axis(self.data, where, chosen, axis=2)
 
-    def reserve(self, counts: Sequence[int], like: Shaped[mx.array, "_ heads _ width"]) -> mx.array:
-        """Return the array, with room for counts[b] more rows; `like` tells heads, width and dtype of a new one."""
+    def reserve(self, counts: Sequence[int], heads: int, width: int, dtype: mx.Dtype) -> mx.array:
+        """Return the array, with room for counts[b] more rows; a new one if there is none."""
         if not self.begins:
             self.clear(len(counts))
         full = any(end + n > limit for end, n, limit in zip(self.ends, counts, self.limits, strict=True))
         if self.data is None:
-            self.data = mx.zeros((like.shape[1], 0, like.shape[3]), like.dtype)
+            self.data = mx.zeros((1, heads, 0, width), dtype)
         if full:
             self._rebuild(self._rooms(counts))
         return self.data
@@ -92,6 +94,8 @@ class RowBuffer:
 
     def view(self) -> Shaped[mx.array, "batch heads rows width"]:
         """Return every sequence from its first row on; what lies beyond a sequence's own length has no meaning."""
+        if len(self.begins) == 1 and self.data is not None:
+            return self.data[:, :, self.begins[0] : self.ends[0]]
         return self.part([(0, length) for length in self.lengths])
 
     def part(self, spans: Sequence[Span]) -> Shaped[mx.array, "batch heads rows width"]:
@@ -100,12 +104,12 @@ class RowBuffer:
             raise ValueError("[rows] an empty buffer has no rows to view")
         if len(spans) == 1:
             (first, last), begin = spans[0], self.begins[0]
-            return self.data[None, :, begin + first : begin + last]
+            return self.data[:, :, begin + first : begin + last]
         firsts = [begin + first for begin, (first, _) in zip(self.begins, spans, strict=True)]
         places = mx.array(firsts)[:, None] + mx.arange(max(last - first for first, last in spans))
         # Places beyond a shorter sequence's room are held at its last row, inside the array.
         places = mx.minimum(places, mx.array([max(limit - 1, 0) for limit in self.limits])[:, None])
-        return self.data[:, places].swapaxes(0, 1)
+        return self.data[0][:, places].swapaxes(0, 1)
 
     def drop_front(self, counts: Sequence[int]) -> None:
         """Forget the oldest counts[b] rows of each sequence, and give their room back once it exceeds a step."""
@@ -123,7 +127,7 @@ class RowBuffer:
         kept = gather_rows(self.view(), indices)
         self.clear(len(counts))
         if len(counts) == 1 and counts[0] == kept.shape[2]:
-            self.data, self.ends, self.limits = kept[0], [counts[0]], [counts[0]]
+            self.data, self.ends, self.limits = kept, [counts[0]], [counts[0]]
         else:
             self.append(kept, [(0, n) for n in counts])
 
@@ -139,10 +143,10 @@ class RowBuffer:
 
     def extend(self, other: RowBuffer) -> None:
         """Append the sequences of another buffer to the batch."""
-        shift = 0 if self.data is None else self.data.shape[1]
+        shift = 0 if self.data is None else self.data.shape[2]
         data = [array for array in (self.data, other.data) if array is not None]
         if data:
-            self.data = mx.concatenate(data, axis=1) if len(data) > 1 else data[0][:]
+            self.data = mx.concatenate(data, axis=2) if len(data) > 1 else data[0][:]
         self.begins = self.begins + [shift + i for i in other.begins]
         self.ends = self.ends + [shift + i for i in other.ends]
         self.limits = self.limits + [shift + i for i in other.limits]
@@ -165,14 +169,13 @@ class RowBuffer:
             return
         data = self.data
         if data is None or end + count > self.limits[0]:
-            data = self.reserve([count], rows)
+            data = self.reserve([count], rows.shape[1], rows.shape[3], rows.dtype)
             end = self.ends[0]
-        # Squeezing costs the host a third of what indexing does.
-        new = mx.squeeze(rows, 0) if count == rows.shape[2] else rows[0, :, first:last]
-        if count == data.shape[1]:
+        new = rows if count == rows.shape[2] else rows[:, :, first:last]
+        if count == data.shape[2]:
             # MLX would make the slice itself the buffer, which keeps alive all that the chunk is a view of.
-            new = mx.take(rows[0], mx.arange(first, last), axis=1)
-        data[:, end : end + count] = new
+            new = mx.take(rows, mx.arange(first, last), axis=2)
+        data[:, :, end : end + count] = new
         self.ends = [end + count]
 
     def _rooms(self, counts: Sequence[int]) -> list[int]:
@@ -186,12 +189,12 @@ class RowBuffer:
         """Move every sequence to the front of a room of its own in a new array."""
         lengths = self.lengths
         if self.data is not None:
-            heads, _, width = self.data.shape
+            _, heads, _, width = self.data.shape
             parts: list[mx.array] = []
             for begin, length, room in zip(self.begins, lengths, rooms, strict=True):
-                parts.append(self.data[:, begin : begin + length])
-                parts.append(mx.zeros((heads, room - length, width), self.data.dtype))
-            self.data = mx.concatenate(parts, axis=1) if sum(rooms) else None
+                parts.append(self.data[:, :, begin : begin + length])
+                parts.append(mx.zeros((1, heads, room - length, width), self.data.dtype))
+            self.data = mx.concatenate(parts, axis=2) if sum(rooms) else None
         self.limits = list(accumulate(rooms))
         self.begins = [limit - room for limit, room in zip(self.limits, rooms, strict=True)]
         self.ends = [begin + length for begin, length in zip(self.begins, lengths, strict=True)]

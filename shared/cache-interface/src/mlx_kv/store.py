@@ -45,6 +45,8 @@ class Store(ABC):
 
     rollback: int | None = 0
     """How many of the newest rows `truncate` can drop exactly; None for any number."""
+    in_place: bool = False
+    """Whether `dense` shows rows where they lie, for MLX's own attention to read."""
     replaces: bool = False
     """Whether `replace` works: rows may then stand in another order than their tokens'."""
 
@@ -169,6 +171,7 @@ class DenseStore(Store):
     """Rows in the model's own dtype, as mlx-lm's KVCache holds them."""
 
     rollback = None
+    in_place = True
     replaces = True
 
     def __init__(self, step: int = 256) -> None:
@@ -206,8 +209,8 @@ class DenseStore(Store):
         keys, values = self.keys.data, self.values.data
         if keys is None or values is None:
             return None
-        format = dense_format(keys.shape[0], keys.shape[2], values.shape[2], keys.dtype)
-        totals = keys.shape[1], values.shape[1]
+        format = dense_format(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
+        totals = keys.shape[2], values.shape[2]
         begins = zip(self.keys.begins, self.values.begins, strict=True)
         places = tuple([(key, totals[0], value, totals[1]) for key, value in begins])
         return Layout(format, (keys, values), tuple(self.lengths), places, self.dense)

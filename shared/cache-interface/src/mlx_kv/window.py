@@ -98,6 +98,8 @@ class WindowPolicy(Policy):
         self.seen = [seen + n for seen, n in zip(self.seen, counts, strict=True)]
         armed = self.prompt.armed
         ended = self.prompt.advance(chunk.spans)
+        if not self.options.decode_budget and max(counts) <= 1 and not any(ended):
+            return False  # an answer goes on
         changed = self._watch(chunk, counts, armed, ended)
         held = chunk.store.lengths
         due: dict[int, int] = {}

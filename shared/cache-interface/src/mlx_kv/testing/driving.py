@@ -151,7 +151,7 @@ def contents(store: Store) -> list[dict[str, bytes]]:
         one: dict[str, bytes] = {}
         for name, buffer in store.buffers().items():
             if buffer.data is not None and buffer.lengths[b]:
-                rows = mx.contiguous(buffer.data[:, buffer.begins[b] : buffer.ends[b]])
+                rows = mx.contiguous(buffer.data[0, :, buffer.begins[b] : buffer.ends[b]])
                 one[name] = np.array(rows.view(mx.uint8), np.uint8).tobytes()
         held.append(one)
     return held
