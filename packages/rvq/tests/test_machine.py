@@ -9,8 +9,8 @@ from mlx_kv_rvq import Rvq, reference
 CONFIGS = {
     "rvq(residual=32)": Rvq(residual=32),
     "rvq(residual=0, center=False, key_bits=3, stages=2)": Rvq(residual=0, center=False, key_bits=3, stages=2),
-    "rvq(residual=16, sinks=31, value_bits=1, rollback=40, unbiased=True)": Rvq(
-        residual=16, sinks=31, value_bits=1, rollback=40, unbiased=True
+    "rvq(residual=16, sinks=31, value_bits=1, rollback=40, unbiased=False)": Rvq(
+        residual=16, sinks=31, value_bits=1, rollback=40, unbiased=False
     ),
 }
 

@@ -67,8 +67,11 @@ def test_codebooks_are_of_least_error():
         assert np.allclose(levels, -np.array(levels)[::-1], atol=1e-12)
 
 
-@pytest.mark.parametrize(("bits", "published"), [(1, 0.361), (2, 0.116), (3, 0.0340), (4, 0.0093)])
-def test_error_and_slope_of_unit_vectors(bits, published):
+@pytest.mark.parametrize(
+    ("bits", "published", "of_unbiased"),
+    [(1, 0.361, 0.567), (2, 0.116, 0.131), (3, 0.0340, 0.035), (4, 0.0093, 0.0093)],
+)
+def test_error_and_slope_of_unit_vectors(bits, published, of_unbiased):
     """The least-error norm shrinks inner products by as much as it saves; `unbiased` pays for a slope of 1."""
     x = normal((8192, 128))
     x = x / mx.linalg.norm(x, axis=-1, keepdims=True)
@@ -83,6 +86,8 @@ def test_error_and_slope_of_unit_vectors(bits, published):
     # |x - y|^2 with <x, y> = 1 is |y|^2 - 1 = 1 / cos^2 - 1. A row's own best scale would leave 1 - cos^2, and its norm
     # leaves up to 2% more than that.
     assert error[True] == pytest.approx(error[False] / (1 - error[False]), rel=0.02)
+    assert error[True] == pytest.approx(of_unbiased, rel=0.02)
+    assert mx.array_equal(read_back(x, bits), y)  # the default
     if bits == 2:
         assert slope[False] == pytest.approx(0.884, rel=2e-3)
 
@@ -98,7 +103,7 @@ def test_every_stage_lowers_the_error():
 def test_codes_and_norms_are_float64_s(dim, bits, stages, center):
     x = normal((2, 256, dim), seed=dim) + 2 * normal((1, 1, dim), seed=1)
     skip = [3, 0] if center else []
-    codes, norm, mean = encode(x, bits, stages, 5, center=center, skip=skip)
+    codes, norm, mean = encode(x, bits, stages, 5, unbiased=False, center=center, skip=skip)
     y = np.array(x).astype(np.float64) @ matrix(dim, 5).T
     if center:
         counted = y.reshape(2, 2, 128, dim).copy()
@@ -119,6 +124,11 @@ def test_codes_and_norms_are_float64_s(dim, bits, stages, center):
         assert (got == nearest).mean() > 0.999
         assert np.allclose(taken, distance.min(-1), atol=1e-6)  # others are as near, in float32
         left = left - levels[got]
+    unit = y / exact
+    unbiased = encode(x, bits, stages, 5, center=center, skip=skip)
+    assert mx.array_equal(unbiased.codes, codes)
+    slope = (unit * (unit - left)).sum(axis=-1, keepdims=True)  # of the unit vector and what it decodes to
+    assert np.allclose(np.array(unbiased.norm.astype(mx.float32)), exact / slope, rtol=2**-8)  # bfloat16
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4])

@@ -44,7 +44,7 @@ def encode(
     stages: int = 1,
     seed: int = 0,
     *,
-    unbiased: bool = False,
+    unbiased: bool = True,
     center: bool = False,
     skip: Sequence[int] = (),
 ) -> Encoded:
