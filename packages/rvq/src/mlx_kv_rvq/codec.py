@@ -65,7 +65,7 @@ def encode(
     stages: int = 1,
     seed: int = 0,
     *,
-    unbiased: bool = True,
+    unbiased: bool = False,
     center: bool = False,
     skip: Sequence[int] = (),
     backend: str | None = None,
@@ -78,8 +78,8 @@ def encode(
         stages: 1 to 3; each codes what the stages before leave.
         seed: of the rotation's signs.
         unbiased: store norm / <u, u'> instead of the norm, where the unit vector u decodes to u': inner products are
-            then right on average. With the norm itself (False) they shrink by 0.64, 0.88, 0.97 and 0.99 (1 to 4 bits),
-            but the squared error is the least. `decode` is the same for both.
+            then right on average. With the norm they shrink by 0.64, 0.88, 0.97 and 0.99 (1 to 4 bits), but the
+            squared error is the least.
         center: remove the mean of each block of 128 rows first, and keep it. The rows must be whole blocks.
         skip: for each entry of the first axis, the rows of its first block, below 128, that are left out of its mean.
         backend: "metal", "cuda", "emulator", "reference" or "auto" (default: MLX_KV_BACKEND, else auto). "auto" takes

@@ -48,10 +48,11 @@ class Rvq:
     """Of the rotation's signs."""
     center: bool = True
     """Remove the mean of each block of 128 keys, and hold it in the model's dtype; keys then wait for whole blocks."""
-    unbiased: bool = True
+    unbiased: bool | None = None
     """Scale rows so that inner products are right on average; False has a smaller squared error, but shrinks them.
 
-    Attention lives on inner products: shrunk scores spread it over more rows, and at 2 bits single facts get lost.
+    Default: True where keys are centred, since shrunk scores spread attention over more rows, and at 2 bits single
+    facts get lost; False where they are not, since what is scaled up is the error of their large fixed part.
     """
     rollback: int = 0
     """Newest tokens that `trim` can take back exactly; delays quantisation by as many rows."""
@@ -68,8 +69,9 @@ class Rvq:
         _expect(_is_count(self.sinks) and self.sinks < BLOCK, f"sinks from 0 to {BLOCK - 1}", self.sinks)
         _expect(_is_count(self.seed), "seed of 0 or more", self.seed)
         _expect(_is_count(self.rollback), "rollback of 0 or more", self.rollback)
-        for name in ("center", "unbiased", "defer"):
+        for name in ("center", "defer"):
             _expect(isinstance(getattr(self, name), bool), f"{name} True or False", getattr(self, name))
+        _expect(self.unbiased is None or isinstance(self.unbiased, bool), "unbiased True or False", self.unbiased)
 
     def check(self, key_dim: int, value_dim: int) -> None:
         """Check that there is a rotation for both head dims.
@@ -84,7 +86,7 @@ class Rvq:
         """Return how keys and values are encoded."""
         from .codec import RotatedCodec
 
-        rest = (self.stages, self.seed, self.unbiased)
+        rest = (self.stages, self.seed, self.center if self.unbiased is None else self.unbiased)
         return RotatedCodec(self.key_bits, *rest, self.center), RotatedCodec(self.value_bits, *rest, False)
 
     def create(self, geometry: Geometry) -> RvqStore:

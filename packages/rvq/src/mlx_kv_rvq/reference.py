@@ -44,7 +44,7 @@ def encode(
     stages: int = 1,
     seed: int = 0,
     *,
-    unbiased: bool = True,
+    unbiased: bool = False,
     center: bool = False,
     skip: Sequence[int] = (),
 ) -> Encoded:
