@@ -37,7 +37,7 @@ def _read(rows, packed, bits, config, center):
         bits,
         config.stages,
         config.seed,
-        unbiased=config.unbiased,
+        unbiased=config.has_unbiased_norms,
         center=center,
         skip=[config.sinks] if center else (),
     )

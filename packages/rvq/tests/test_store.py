@@ -43,7 +43,7 @@ OUT_OF_RANGE = {
     "seed": -1,
     "rollback": True,
     "center": 1,
-    "unbiased": None,
+    "unbiased": 1,
 }
 
 
@@ -51,6 +51,16 @@ OUT_OF_RANGE = {
 def test_options_out_of_range(option):
     with pytest.raises(ValueError, match=rf"\[rvq\] expected {option} .*, got"):
         Rvq(**{option: OUT_OF_RANGE[option]})
+
+
+def test_norms_are_unbiased_where_keys_are_centred():
+    for config, unbiased in (
+        (Rvq(), True),
+        (Rvq(center=False), False),
+        (Rvq(unbiased=False), False),
+        (Rvq(center=False, unbiased=True), True),
+    ):
+        assert [codec.unbiased for codec in config.codecs()] == [unbiased] * 2
 
 
 @pytest.mark.parametrize("dims", [(72, 64), (64, 160), (512, 512)])

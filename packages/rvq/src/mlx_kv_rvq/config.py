@@ -73,6 +73,11 @@ class Rvq:
             _expect(isinstance(getattr(self, name), bool), f"{name} True or False", getattr(self, name))
         _expect(self.unbiased is None or isinstance(self.unbiased, bool), "unbiased True or False", self.unbiased)
 
+    @property
+    def has_unbiased_norms(self) -> bool:
+        """What `unbiased` comes to."""
+        return self.center if self.unbiased is None else self.unbiased
+
     def check(self, key_dim: int, value_dim: int) -> None:
         """Check that there is a rotation for both head dims.
 
@@ -86,7 +91,7 @@ class Rvq:
         """Return how keys and values are encoded."""
         from .codec import RotatedCodec
 
-        rest = (self.stages, self.seed, self.center if self.unbiased is None else self.unbiased)
+        rest = (self.stages, self.seed, self.has_unbiased_norms)
         return RotatedCodec(self.key_bits, *rest, self.center), RotatedCodec(self.value_bits, *rest, False)
 
     def create(self, geometry: Geometry) -> RvqStore:
