@@ -40,7 +40,7 @@ FIXED_ROWS = [
     "pyramidkv(budget=256)+rvq",
     "h2o(heavy=128, recent=128)+rvq(center=False)",
 ]
-WARM_UP = 32
+WARM_UP, ROUNDS = 32, 5
 LLAMA_8B = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -192,27 +192,25 @@ def others(model, fp16, steps):
 
 
 def after_snapkv(model, rows, budget, steps):
-    """Steps after a prompt of which SnapKV keeps `budget` rows, beside caches that hold all rows, or so few."""
+    """Steps after a prompt of which SnapKV keeps `budget` rows, in turn with caches that hold all rows, or so few."""
     spec = f"snapkv(budget={budget})"
-    kept = prompted(model, spec, rows)
-    milliseconds = {"snapkv": milliseconds_per_step(model, kept, steps)}
-    held = sum(one.nbytes for one in kept)
-    del kept
-    mx.clear_cache()
-    for name, count in (("fp16", rows), ("fp16_of_as_many_rows", budget)):
-        cache = fill([KVCache() for _ in model.layers], count)
-        milliseconds[name] = milliseconds_per_step(model, cache, steps)
-        del cache
-        mx.clear_cache()
-    own = fill(mlx_kv.make_prompt_cache(model, "dense"), budget)
-    milliseconds["dense_of_as_many_rows"] = milliseconds_per_step(model, own, steps)
-    del own
-    mx.clear_cache()
+    caches = {
+        "snapkv": prompted(model, spec, rows),
+        "fp16": fill([KVCache() for _ in model.layers], rows),
+        "fp16_of_as_many_rows": fill([KVCache() for _ in model.layers], budget),
+        "dense_of_as_many_rows": fill(mlx_kv.make_prompt_cache(model, "dense"), budget),
+    }
+    held = sum(one.nbytes for one in caches["snapkv"])
+    rounds = [
+        {name: milliseconds_per_step(model, cache, steps // 2) for name, cache in caches.items()} for _ in range(ROUNDS)
+    ]
+    milliseconds = {name: statistics.median(one[name] for one in rounds) for name in caches}
     gain = milliseconds["fp16"] - milliseconds["fp16_of_as_many_rows"]
     return {
         "spec": spec,
         "prompt_rows": rows,
         "milliseconds": milliseconds,
+        "rounds": rounds,
         "bytes_held": held,
         "share_of_as_many_rows_gain": (milliseconds["fp16"] - milliseconds["snapkv"]) / gain if gain > 0 else None,
     }
@@ -221,7 +219,7 @@ def after_snapkv(model, rows, budget, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--rows", type=int, nargs="+", default=[2048, 8192, 32768, 131072])
+    parser.add_argument("--rows", type=int, nargs="*", default=[2048, 8192, 32768, 131072])
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--snapkv", type=int, nargs=2, default=[32768, 1024], help="rows of the prompt, and rows kept")
     parser.add_argument("--steps", type=int, default=96)

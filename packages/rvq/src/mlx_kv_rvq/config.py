@@ -69,9 +69,10 @@ class Rvq:
         _expect(_is_count(self.sinks) and self.sinks < BLOCK, f"sinks from 0 to {BLOCK - 1}", self.sinks)
         _expect(_is_count(self.seed), "seed of 0 or more", self.seed)
         _expect(_is_count(self.rollback), "rollback of 0 or more", self.rollback)
-        for name in ("center", "defer"):
-            _expect(isinstance(getattr(self, name), bool), f"{name} True or False", getattr(self, name))
-        _expect(self.unbiased is None or isinstance(self.unbiased, bool), "unbiased True or False", self.unbiased)
+        for name in ("center", "unbiased", "defer"):
+            value = getattr(self, name)
+            unset = name == "unbiased" and value is None
+            _expect(unset or isinstance(value, bool), f"{name} True or False", value)
 
     @property
     def has_unbiased_norms(self) -> bool:

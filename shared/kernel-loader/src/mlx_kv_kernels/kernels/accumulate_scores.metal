@@ -78,9 +78,12 @@ METAL_FUNC float gumbel(uint hash, uint position) {
             seen[g] = merge(seen[g], Statistics{x * factor, 1});
         }
     }
+    // All shuffles first: behind a branch that one lane takes, CUDA's compiler no longer knows that all lanes come together.
     for (uint g = 0; g < GROUP; g++) {
         for (ushort mask = 1; mask < 32; mask *= 2) seen[g] = merge(seen[g], shuffled(seen[g], mask));
-        if (lane == 0) {
+    }
+    if (lane == 0) {
+        for (uint g = 0; g < GROUP; g++) {
             largest[simdgroup * GROUP + g] = seen[g].largest;
             sums[simdgroup * GROUP + g] = seen[g].sum;
         }
