@@ -200,7 +200,6 @@ def after_snapkv(model, rows, budget, steps):
         "fp16_of_as_many_rows": fill([KVCache() for _ in model.layers], budget),
         "dense_of_as_many_rows": fill(mlx_kv.make_prompt_cache(model, "dense"), budget),
     }
-    held = sum(one.nbytes for one in caches["snapkv"])
     rounds = [
         {name: milliseconds_per_step(model, cache, steps // 2) for name, cache in caches.items()} for _ in range(ROUNDS)
     ]
@@ -211,7 +210,7 @@ def after_snapkv(model, rows, budget, steps):
         "prompt_rows": rows,
         "milliseconds": milliseconds,
         "rounds": rounds,
-        "bytes_held": held,
+        "bytes_held": sum(one.nbytes for one in caches["snapkv"]),
         "share_of_as_many_rows_gain": (milliseconds["fp16"] - milliseconds["snapkv"]) / gain if gain > 0 else None,
     }
 
