@@ -61,7 +61,7 @@ def test_any_missing_or_added_end_is_noticed(saved, model, data):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mlx_kv": "2"}, "expected format 1, got 2"),
+        ({"mlx_kv": "1"}, "expected format 2, got 1"),
         ({"versions": json.dumps({"mlx-kv": "9.9"})}, r"expected a file of \{'mlx-kv': '\d+\.\d+'\}, got one of .*9.9"),
         ({"model": "0" * 32}, "was saved for another model"),
     ],

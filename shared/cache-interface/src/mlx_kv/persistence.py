@@ -23,7 +23,7 @@ from .identity import fingerprint
 from .seam import connect
 from .spec import Spec
 
-FORMAT = "1"
+FORMAT = "2"
 _NO_DIGEST = "0" * 64  # stands in the file while the digest over the whole file is computed
 _DIGEST = re.compile(rb'"digest":"([0-9a-f]{64})"')
 
