@@ -46,6 +46,8 @@ CANDIDATES = {
         "rvq(key_bits=3, value_bits=3, residual=32)",
         "rvq(key_bits=4, value_bits=3, residual=32)",
         "rvq(key_bits=4, value_bits=4, residual=32)",
+        "rvq(key_bits=4, value_bits=4, residual=40)",
+        "rvq(key_bits=4, value_bits=4, residual=48)",
         "rvq(key_bits=4, value_bits=4, residual=32, center=False)",
         "rvq(key_bits=3, value_bits=2, stages=2, residual=32, center=False)",
         "rvq(key_bits=3, value_bits=3, stages=2, residual=0, center=False)",
