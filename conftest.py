@@ -8,8 +8,7 @@ import tempfile
 import pytest
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the tests run in two processes
-# On CUDA MLX multiplies float32 with 10 bits unless told not to: tolerances here mean float32, and a model of experts
-# then sends a token now to this one, now to that.
+# On CUDA MLX multiplies float32 with 10 bits unless told not to: tolerances here mean float32.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
     # Each of the processes that the tests start would compile all of mlx-lm, 2 s: for this run Python has a folder.

