@@ -102,7 +102,8 @@ MUTANTS = {
         Mutant("metal::exp2(maxima[i] - maximum) * sums[i]", "sums[i]"),
         Mutant("value += values[i * STRIDE + c]", "value += values[c]"),
         Mutant("sum > 0 ? maximum + metal::log2(sum)", "sum > 0 ? metal::log2(sum)"),
-        Mutant("lane == 0, h, row[i], product", "lane == 0, h, step + i, product"),
+        Mutant("h, row_of_lane, score_of_lane", "h, step + lane, score_of_lane"),
+        Mutant("lane == i ? product : score_of_lane", "lane == 0 ? product : score_of_lane"),
     ],
     "sequence.metal": [
         Mutant("sequence * PLACES", "0"),

@@ -93,7 +93,11 @@ def _nothing(dtype: mx.Dtype) -> mx.array:
 
 @cache
 def dense_format(kv_heads: int, key_dim: int, value_dim: int, dtype: mx.Dtype) -> Format:
-    """Return the format of dense rows: first row and all rows of the keys, and the same of the values."""
+    """Return the format of dense rows.
+
+    Numbers of a sequence: first row and all rows of the keys' array, the same of the values', and the row from which on
+    it is the newest, in arrays of its own; they are not read where there is none.
+    """
     source = ("mlx_kv", "kernels/dense_rows.metal")
-    inputs = ("key_rows", "value_rows")
-    return Format("dense", source, kv_heads, key_dim, value_dim, dtype, inputs, places=4)
+    inputs = ("key_rows", "value_rows", "newest_key", "newest_value")
+    return Format("dense", source, kv_heads, key_dim, value_dim, dtype, inputs, places=5)

@@ -168,7 +168,11 @@ _STEP_AT_A_BUDGET = 32
 
 
 class DenseStore(Store):
-    """Rows in the model's own dtype, as mlx-lm's KVCache holds them."""
+    """Rows in the model's own dtype, as mlx-lm's KVCache holds them.
+
+    Under a policy that drops a row at every step, the newest row waits beside the others until the next one comes: only
+    then is it known whose place it takes, and it is written once.
+    """
 
     rollback = None
     in_place = True
@@ -178,45 +182,60 @@ class DenseStore(Store):
         """Make an empty store that grows by `step` rows."""
         self.keys = RowBuffer(step)
         self.values = RowBuffer(step)
-        self._newest: tuple[mx.array, mx.array] | None = None  # a single token's row, which may replace another
-        self._replaced: tuple[Sequence[int], mx.array] | None = None  # where it is to be written
+        self._waits = False  # whether a newest row does
+        self._newest: tuple[mx.array, mx.array] | None = None  # a single token's rows, which may replace others
+        self._spans: list[Span] = []  # which of them are in no buffer yet, nor replace a row
+        self._replaced: tuple[Sequence[int], mx.array] | None = None  # rows that make way
 
     def accept(self, policy: Policy) -> None:
-        """Grow by few rows where one goes at every step: the length then stays, and so does the room beyond it."""
+        """Let newest rows wait where a row goes at every step, and grow by few rows: the length then stays."""
         if policy.evicts_every_step:
+            self._waits = True
             self.keys.step = self.values.step = _STEP_AT_A_BUDGET
 
     @property
     def lengths(self) -> list[int]:
         """Rows held by each sequence."""
-        return self.keys.lengths
+        if not self._spans:
+            return self.keys.lengths
+        return [n + last - first for n, (first, last) in zip(self.keys.lengths, self._spans, strict=True)]
 
     def append(self, keys: mx.array, values: mx.array, spans: Sequence[Span] | None = None) -> None:
         """Append a chunk."""
         self.settle()
         spans = whole(keys) if spans is None else spans
+        if keys.shape[2] == 1:
+            self._newest, self._spans = (keys, values), list(spans)
+            if self._waits:
+                counts = [last - first for first, last in spans]
+                for buffer, rows in zip((self.keys, self.values), self._newest, strict=True):
+                    buffer.reserve(counts, rows.shape[1], rows.shape[3], rows.dtype)
+                return
+            self._write()
+            return
         self.keys.append(keys, spans)
         self.values.append(values, spans)
-        if keys.shape[2] == 1:
-            self._newest = keys, values
 
     def dense(self) -> tuple[mx.array, mx.array]:
         """Return the rows held."""
+        self._write()
         return self.keys.view(), self.values.view()
 
     def layout(self) -> Layout | None:
-        """Describe the two arrays."""
+        """Describe the two arrays, and the row of each sequence that is in none of them yet."""
         keys, values = self.keys.data, self.values.data
         if keys is None or values is None:
             return None
+        newest = self._newest if self._spans and self._newest else (keys, values)
         format = dense_format(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
-        totals = keys.shape[2], values.shape[2]
+        totals, held = (keys.shape[2], values.shape[2]), self.keys.lengths
         begins = zip(self.keys.begins, self.values.begins, strict=True)
-        places = tuple([(key, totals[0], value, totals[1]) for key, value in begins])
-        return Layout(format, (keys, values), tuple(self.lengths), places, self.dense)
+        places = [(key, totals[0], value, totals[1], n) for n, (key, value) in zip(held, begins, strict=True)]
+        return Layout(format, (keys, values, *newest), tuple(self.lengths), tuple(places), self.dense)
 
     def take(self, indices: mx.array, counts: Sequence[int]) -> None:
         """Keep a subset of the rows."""
+        self.settle()
         self.keys.take(indices, counts)
         self.values.take(indices, counts)
 
@@ -225,21 +244,26 @@ class DenseStore(Store):
 
         Attention may still be reading the arrays now: MLX would copy them whole.
         """
-        dropped = [int(b in sequences) for b in range(len(self.lengths))]
-        self.keys.drop_back(dropped)
-        self.values.drop_back(dropped)
+        written = [int(b in sequences and not self._spans) for b in range(len(self.lengths))]
+        self.keys.drop_back(written)
+        self.values.drop_back(written)
+        self._spans = [(0, 0) if b in sequences else span for b, span in enumerate(self._spans)]
         self._replaced = sequences, rows
 
     def settle(self) -> None:
-        """Write the newest row over the one that it replaces."""
-        if self._replaced is not None and self._newest is not None:
+        """Write the newest row: over the one that it replaces, else behind the others."""
+        if self._newest is None:
+            return
+        if self._replaced is not None:
             sequences, places = self._replaced
             for buffer, rows in zip((self.keys, self.values), self._newest, strict=True):
                 buffer.put(sequences, places, rows)
+        self._write()
         self._newest = self._replaced = None
 
     def truncate(self, rows: int) -> None:
         """Drop the newest rows."""
+        self.settle()
         counts = [min(rows, length) for length in self.lengths]
         self.keys.drop_back(counts)
         self.values.drop_back(counts)
@@ -250,7 +274,21 @@ class DenseStore(Store):
 
     def fresh(self) -> Self:
         """Return an empty dense store."""
-        return type(self)(self.keys.step)
+        store = type(self)(self.keys.step)
+        store._waits = self._waits
+        return store
+
+    def select(self, sequences: Sequence[int]) -> Self:
+        """Return a store that holds these sequences."""
+        self.settle()
+        return super().select(sequences)
+
+    def _write(self) -> None:
+        """Append what waits behind the others."""
+        if self._newest is not None and self._spans:
+            for buffer, rows in zip((self.keys, self.values), self._newest, strict=True):
+                buffer.append(rows, self._spans)
+        self._spans = []
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,12 @@ METAL_FUNC void attend_rows(
         typename Keys::template Row<KC> loaded_keys[STEP];
         typename Values::template Row<VC> loaded_values[STEP];
         float key[STEP][KC], value[STEP][VC];
-        int row[STEP];
+        int row[STEP], row_of_lane = 0;
         #pragma unroll
         for (int i = 0; i < STEP; i++) {
             const int outside = metal::min(step + i, last - 1);
             row[i] = outside < tiles_begin ? outside : outside + tiles_end - tiles_begin;
+            row_of_lane = lane == i ? row[i] : row_of_lane;
             keys.load(row[i], lane * KC, loaded_keys[i]);
             values.load(row[i], lane * VC, loaded_values[i]);
         }
@@ -46,17 +47,19 @@ METAL_FUNC void attend_rows(
         }
         #pragma unroll
         for (int h = 0; h < GROUP; h++) {
-            float score[STEP], highest = state.maximum[h];
+            float score[STEP], score_of_lane = 0, highest = state.maximum[h];
             #pragma unroll
             for (int i = 0; i < STEP; i++) {
                 float product = 0;
                 #pragma unroll
                 for (int c = 0; c < KC; c++) product += queries[(h * 32 + lane) * KC + c] * key[i][c];
                 product = simd_sum(product);
-                logits.write_if(step + i < last && lane == 0, h, row[i], product);
+                score_of_lane = lane == i ? product : score_of_lane;
                 score[i] = step + i < last ? product : -INFINITY;
                 highest = metal::max(highest, score[i]);
             }
+            // A lane for each row: a branch after every sum would cost more on CUDA than all the rest.
+            logits.write_if(lane < STEP && step + lane < last, h, row_of_lane, score_of_lane);
             const float rescale = metal::exp2(state.maximum[h] - highest);
             state.maximum[h] = highest;
             state.sum[h] *= rescale;
