@@ -77,6 +77,7 @@ def attend(
     if not logits:
         return outputs[0]
     output, scores = outputs
+    scores = mx.squeeze(scores, 2)
     lse = mx.logsumexp(scores, axis=-1)
     return Attention(output, scores, lse if sinks is None else mx.logaddexp(lse, sinks.astype(mx.float32)))
 
@@ -90,7 +91,7 @@ def launch_attend(
     splits: int | None,
     backend: str,
 ) -> list[mx.array]:
-    """Launch the kernels for a case that is not refused; the output and, if asked for, [batch, query_heads, rows]."""
+    """Launch the kernels for a case not refused; the output and, if asked for, logits [batch, query_heads, 1, rows]."""
     launch, places = _prepare(
         layout.format, layout.rows, layout.tiles, layout.places, queries.shape[1], scale, logits, splits, backend
     )
@@ -130,7 +131,7 @@ def _launcher(
     """Return both launches as one, of queries, places, the layout's arrays and, if there are any, sinks."""
     kernel, heads = of_layout.kernel, batch * query_heads
     kv_heads, dim = query_heads // int(of_layout.template["GROUP"]), int(of_layout.template["VALUE_DIM"])  # type: ignore[call-overload]
-    wanted = [(heads, splits, dim + 1)] + ([(batch, query_heads, logit_rows)] if logit_rows else [])
+    wanted = [(heads, splits, dim + 1)] + ([(batch, query_heads, 1, logit_rows)] if logit_rows else [])
 
     filled = -float("inf") if logit_rows and ragged else None  # beyond a shorter sequence's rows nothing is written
 

@@ -35,4 +35,4 @@ class FusedAttention:
     ) -> tuple[mx.array, mx.array | None]:
         """Attend in a case that `covers` covers; with `logits`, also the logits [batch, query_heads, 1, rows]."""
         outputs = launch_attend(queries, layout, scale, sinks, logits, None, resolve_backend())
-        return (outputs[0], mx.expand_dims(outputs[1], 2)) if logits else (outputs[0], None)
+        return outputs[0], outputs[1] if logits else None

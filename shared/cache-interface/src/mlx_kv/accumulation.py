@@ -10,8 +10,9 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import mlx.core as mx
 
-from mlx_kv_kernels import topk_rows
-from mlx_kv_kernels.accumulate import Noise, Step, accumulate_scores, row_noise
+from mlx_kv_kernels import accumulate_reference as reference
+from mlx_kv_kernels import resolve_backend, topk_rows
+from mlx_kv_kernels.accumulate import Noise, Step, launch_accumulate, row_noise
 from mlx_kv_kernels.window import window_scores
 
 from .policy import Attended, Policy, PromptEnd
@@ -20,6 +21,9 @@ from .store import Geometry
 
 BLOCK = 32
 """Rows over budget at which rows are dropped from a store whose rows cannot change places, and must be copied."""
+
+
+_ONLY, _ONE_TOKEN = [0], [(0, 1)]
 
 
 class Kept(NamedTuple):
@@ -77,6 +81,8 @@ class AccumulatingPolicy(Policy):
 
     def observe(self, chunk: Attended) -> bool:
         """Add a chunk's attention to the sums, and drop rows where a prompt has ended or an answer goes on."""
+        if self._exchanging and chunk.logits is not None and chunk.spans == _ONE_TOKEN:
+            return self._exchange(chunk, chunk.logits, self._exchanging)
         if not self.seen:
             self._forget(len(chunk.spans))
         counts = [last - first for first, last in chunk.spans]
@@ -88,21 +94,33 @@ class AccumulatingPolicy(Policy):
             if ended[b] or (n > 1 and self.options.every_chunk):
                 self.tokens[b] = self.seen[b]
         over = [self._over(b, n, chunk.store.lengths[b]) for b, n in enumerate(counts)]
+        self._exchanging = None
         if chunk.logits is None:
             self._add_chunk(chunk, before)
             replaced: list[int] = []
         else:
             replaced = [b for b, n in enumerate(over) if n == 1 and chunk.store.replaces]
-            dropped = self._add_token(chunk, mx.squeeze(chunk.logits, 2), counts, replaced)
+            dropped = self._add_token(chunk, chunk.logits, counts, replaced)
             if replaced:
                 of_replaced = dropped if len(replaced) == len(counts) else dropped[mx.array(replaced)]
                 chunk.store.replace(replaced, of_replaced)
+            if len(counts) == len(replaced) == 1:
+                self._exchanging = self.options.kept(self.tokens[0])
         waits = [n == 1 and not end and not chunk.store.replaces for n, end in zip(counts, ended, strict=True)]
         least = [BLOCK if wait else 1 for wait in waits]
         due = [b for b, n in enumerate(over) if n >= least[b] and b not in replaced]
         if due:
             self._compact(chunk, due)
         return any(counts)
+
+    def _exchange(self, chunk: Attended, logits: mx.array, kept: Kept) -> bool:
+        """Take a token of the only sequence, whose budget is full: what decoding does at every step, without lists."""
+        seen, steps, room = self.seen[0] + 1, self.steps[0] + 1, self.scores
+        self.seen, self.steps = [seen], [steps]
+        tau = self.options.temperature(steps)
+        step = Step(room.begins[0], kept.rows + 1, room.limits[0], seen - 1, seen - kept.recent, True, tau)
+        chunk.store.replace(_ONLY, self._accumulate(logits, [step], chunk.sinks))
+        return True
 
     def _over(self, sequence: int, count: int, held: int) -> int:
         """Return how many rows a sequence holds over its budget, 0 if it may hold them now."""
@@ -144,8 +162,8 @@ class AccumulatingPolicy(Policy):
 
     def _add_token(self, chunk: Attended, logits: mx.array, counts: Sequence[int], replaced: Sequence[int]) -> mx.array:
         """Add the attention of a token of each sequence, and return the rows that `replaced` sequences drop."""
-        scores = self.scores.reserve(counts, self.kv_heads, 1, mx.float32)
-        positions = self.positions.reserve(counts, self.kv_heads, 1, mx.int32)
+        self.scores.reserve(counts, self.kv_heads, 1, mx.float32)
+        self.positions.reserve(counts, self.kv_heads, 1, mx.int32)
         steps = [
             Step(
                 self.scores.begins[b],
@@ -158,14 +176,24 @@ class AccumulatingPolicy(Policy):
             )
             for b, n in enumerate(counts)
         ]
-        new_scores, new_positions, dropped = accumulate_scores(
-            logits, mx.squeeze(scores, (0, 3)), mx.squeeze(positions, (0, 3)), steps, chunk.sinks, self.noise
-        )
-        self.scores.data = mx.expand_dims(new_scores, (0, 3))
-        self.positions.data = mx.expand_dims(new_positions, (0, 3))
+        dropped = self._accumulate(logits, steps, chunk.sinks)
         held = [n - (b in replaced) for b, n in enumerate(counts)]
         self.scores.advance(held)
         self.positions.advance(held)
+        return dropped
+
+    def _accumulate(self, logits: mx.array, steps: Sequence[Step], sinks: mx.array | None) -> mx.array:
+        """Add a token's attention to the sums, which have room for it, and return the rows dropped."""
+        backend = resolve_backend()
+        scores, positions = cast("mx.array", self.scores.data), cast("mx.array", self.positions.data)
+        if backend == "reference":
+            own = mx.squeeze(logits, 2), mx.squeeze(scores, (0, 3)), mx.squeeze(positions, (0, 3))
+            *sums, dropped = reference.accumulate_scores(*own, steps, sinks, self.noise)
+            self.scores.data, self.positions.data = (mx.expand_dims(array, (0, 3)) for array in sums)
+        else:
+            self.scores.data, self.positions.data, dropped = launch_accumulate(
+                logits, scores, positions, steps, sinks, self.noise, backend
+            )
         return dropped
 
     def _compact(self, chunk: Attended, due: Sequence[int]) -> None:
@@ -193,6 +221,7 @@ class AccumulatingPolicy(Policy):
         self.seen = [0] * batch  # tokens of each sequence
         self.tokens = [0] * batch  # how many they were when its last prompt ended
         self.steps = [0] * batch  # tokens since then
+        self._exchanging: Kept | None = None  # while each token of the only sequence takes the place of a row
 
     def fresh(self) -> Self:
         """Return a policy of the same configuration that has seen nothing."""
@@ -216,6 +245,7 @@ class AccumulatingPolicy(Policy):
 
     def extend(self, other: Self) -> None:
         """Append the state of another policy's sequences."""
+        self._exchanging = None
         self.prompt = PromptEnd(self.prompt.armed + other.prompt.armed)
         self.scores.extend(other.scores)
         self.positions.extend(other.positions)
@@ -243,6 +273,7 @@ class AccumulatingPolicy(Policy):
 
     def load(self, arrays: Mapping[str, mx.array], places: Mapping[str, Any]) -> None:
         """Take over another policy's arrays and places."""
+        self._exchanging = None
         self.scores.load(arrays.get("scores"), places["scores"])
         self.positions.load(arrays.get("positions"), places["positions"])
         self.prompt = PromptEnd(places["armed"])

@@ -69,22 +69,23 @@ class RowBuffer:
         """Write a row of each head of these sequences, at places counted from a sequence's first row."""
         if self.data is None:
             raise ValueError("[rows] an empty buffer has no rows to write over")
-        _, heads, _, width = self.data.shape
-        begins = tuple([self.begins[b] for b in sequences])
+        begins = [self.begins[b] for b in sequences]
         if any(begins):  # else a launch is saved
-            places = places + numbers(begins, places.dtype)[:, None]
-        where = mx.broadcast_to(places.T[None, ..., None], (1, heads, len(sequences), width))
-        chosen = rows if len(sequences) == rows.shape[0] == 1 else rows[mx.array(list(sequences))].swapaxes(0, 2)
-        self.data = mx.put_along_axis(self.data, where, chosen, axis=2)
+            places = places + numbers(tuple(begins), places.dtype)[:, None]
+        if rows.shape[0] == 1:  # as at every step of one sequence
+            where = mx.expand_dims(places, (2, 3))
+        else:
+            rows = rows[mx.array(list(sequences))].swapaxes(0, 2)
+            where = places.T[None, ..., None]
+        self.data = mx.put_along_axis(self.data, mx.broadcast_to(where, rows.shape), rows, axis=2)
 
     def reserve(self, counts: Sequence[int], heads: int, width: int, dtype: mx.Dtype) -> mx.array:
         """Return the array, with room for counts[b] more rows; a new one if there is none."""
         if not self.begins:
             self.clear(len(counts))
-        full = any(end + n > limit for end, n, limit in zip(self.ends, counts, self.limits, strict=True))
         if self.data is None:
             self.data = mx.zeros((1, heads, 0, width), dtype)
-        if full:
+        if any([end + n > limit for end, n, limit in zip(self.ends, counts, self.limits, strict=True)]):
             self._rebuild(self._rooms(counts))
         return self.data
 

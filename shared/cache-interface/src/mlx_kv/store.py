@@ -184,7 +184,7 @@ class DenseStore(Store):
         self.values = RowBuffer(step)
         self._waits = False  # whether a newest row does
         self._newest: tuple[mx.array, mx.array] | None = None  # a single token's rows, which may replace others
-        self._spans: list[Span] = []  # which of them are in no buffer yet, nor replace a row
+        self._spans: Sequence[Span] = ()  # which of them are in no buffer yet, nor replace a row
         self._replaced: tuple[Sequence[int], mx.array] | None = None  # rows that make way
 
     def accept(self, policy: Policy) -> None:
@@ -205,16 +205,16 @@ class DenseStore(Store):
         self.settle()
         spans = whole(keys) if spans is None else spans
         if keys.shape[2] == 1:
-            self._newest, self._spans = (keys, values), list(spans)
+            self._newest, self._spans = (keys, values), spans
             if self._waits:
                 counts = [last - first for first, last in spans]
-                for buffer, rows in zip((self.keys, self.values), self._newest, strict=True):
+                for buffer, rows in ((self.keys, keys), (self.values, values)):
                     buffer.reserve(counts, rows.shape[1], rows.shape[3], rows.dtype)
-                return
-            self._write()
-            return
-        self.keys.append(keys, spans)
-        self.values.append(values, spans)
+            else:
+                self._write()
+        else:
+            self.keys.append(keys, spans)
+            self.values.append(values, spans)
 
     def dense(self) -> tuple[mx.array, mx.array]:
         """Return the rows held."""
@@ -227,11 +227,11 @@ class DenseStore(Store):
         if keys is None or values is None:
             return None
         newest = self._newest if self._spans and self._newest else (keys, values)
-        format = dense_format(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
-        totals, held = (keys.shape[2], values.shape[2]), self.keys.lengths
-        begins = zip(self.keys.begins, self.values.begins, strict=True)
-        places = [(key, totals[0], value, totals[1], n) for n, (key, value) in zip(held, begins, strict=True)]
-        return Layout(format, (keys, values, *newest), tuple(self.lengths), tuple(places), self.dense)
+        (_, heads, of_keys, key_dim), (_, _, of_values, value_dim) = keys.shape, values.shape
+        format = dense_format(heads, key_dim, value_dim, keys.dtype)
+        begins = zip(self.keys.lengths, self.keys.begins, self.values.begins, strict=True)
+        places = tuple([(key, of_keys, value, of_values, held) for held, key, value in begins])
+        return Layout(format, (keys, values, *newest), tuple(self.lengths), places, self.dense)
 
     def take(self, indices: mx.array, counts: Sequence[int]) -> None:
         """Keep a subset of the rows."""
@@ -244,10 +244,12 @@ class DenseStore(Store):
 
         Attention may still be reading the arrays now: MLX would copy them whole.
         """
-        written = [int(b in sequences and not self._spans) for b in range(len(self.lengths))]
-        self.keys.drop_back(written)
-        self.values.drop_back(written)
-        self._spans = [(0, 0) if b in sequences else span for b, span in enumerate(self._spans)]
+        if self._spans:
+            self._spans = [(0, 0) if b in sequences else span for b, span in enumerate(self._spans)]
+        else:  # it has been written behind the others
+            dropped = [int(b in sequences) for b in range(len(self.lengths))]
+            self.keys.drop_back(dropped)
+            self.values.drop_back(dropped)
         self._replaced = sequences, rows
 
     def settle(self) -> None:
@@ -288,7 +290,7 @@ class DenseStore(Store):
         if self._newest is not None and self._spans:
             for buffer, rows in zip((self.keys, self.values), self._newest, strict=True):
                 buffer.append(rows, self._spans)
-        self._spans = []
+        self._spans = ()
 
 
 @dataclass(frozen=True)

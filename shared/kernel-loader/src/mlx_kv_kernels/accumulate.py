@@ -57,6 +57,9 @@ class Noise(NamedTuple):
     scale: float = 1.0
 
 
+_NO_NOISE = Noise(0, 0)
+
+
 def row_noise(
     noise: Noise, positions: Int32[mx.array, "kv_heads rows"], query_heads: int
 ) -> Float32[mx.array, "query_heads rows"]:
@@ -98,31 +101,51 @@ def accumulate_scores(
         UnavailableBackendError: the backend asked for cannot run here.
     """
     _check(logits, scores, positions, steps)
-    query_heads = logits.shape[1]
     chosen = resolve_backend(backend)
     if chosen == "reference":
         return reference.accumulate_scores(logits, scores, positions, steps, sinks, noise)
-    seed, layer, scale = noise or Noise(0, 0)
+    logits, scores, positions = (
+        mx.expand_dims(logits, 2),
+        mx.expand_dims(scores, (0, 3)),
+        mx.expand_dims(positions, (0, 3)),
+    )
+    sums, places, dropped = launch_accumulate(logits, scores, positions, steps, sinks, noise, chosen)
+    return mx.squeeze(sums, (0, 3)), mx.squeeze(places, (0, 3)), dropped
+
+
+def launch_accumulate(
+    logits: Float32[mx.array, "batch query_heads 1 rows"],
+    scores: Float32[mx.array, "1 kv_heads total 1"],
+    positions: Int32[mx.array, "1 kv_heads total 1"],
+    steps: Sequence[Step],
+    sinks: Float[mx.array, " query_heads"] | None,
+    noise: Noise | None,
+    backend: Backend,
+) -> list[mx.array]:
+    """Launch the kernel for what `accumulate_scores` would not refuse, and return what it does.
+
+    Shapes are those in which attention and row buffers hold the arrays: every reshape costs the host, at every token.
+    """
+    seed, layer, scale = noise or _NO_NOISE
     own = [n for s in steps for n in (s.begin, s.rows, s.limit, s.position, s.window, s.drops)]
-    outputs = _launch(logits.shape, scores.shape, noise is not None, chosen)(
+    return _launch(logits.shape, scores.shape, noise is not None, backend)(
         [
             logits,
             scores,
             positions,
-            numbers((-float("inf"),) * query_heads, mx.float32) if sinks is None else sinks.astype(mx.float32),
+            numbers((-float("inf"),) * logits.shape[1], mx.float32) if sinks is None else sinks.astype(mx.float32),
             # Apart from each other: what changes with every step is the same in every layer, and made once for all.
-            numbers((scale, *(step.temperature for step in steps)), mx.float32),
+            numbers((scale, *[step.temperature for step in steps]), mx.float32),
             numbers((seed - (1 << 32) if seed >= 1 << 31 else seed, layer), mx.int32),
             numbers(tuple(own), mx.int32),
         ]
     )
-    return outputs[0], outputs[1], outputs[2]
 
 
 @launches
 def _launch(logits: tuple[int, ...], scores: tuple[int, ...], noisy: bool, backend: Backend) -> Launch:
-    batch, query_heads, rows = logits
-    kv_heads, _ = scores
+    batch, query_heads, _, rows = logits
+    kv_heads = scores[1]
     threads = 256 if rows <= 2048 else 1024
     return ACCUMULATE_SCORES.prepare(
         inputs=[

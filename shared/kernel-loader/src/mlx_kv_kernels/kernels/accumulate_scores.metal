@@ -53,8 +53,8 @@ METAL_FUNC float gumbel(uint hash, uint position) {
 
     const uint thread_index = thread_position_in_threadgroup.x;
     const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
-    const uint head = threadgroup_position_in_grid.x, kv_heads = scores_shape[0], total = scores_shape[1];
-    const uint sequence = head / kv_heads, kv_head = head % kv_heads, logit_rows = logits_shape[2];
+    const uint head = threadgroup_position_in_grid.x, kv_heads = scores_shape[1], total = scores_shape[2];
+    const uint sequence = head / kv_heads, kv_head = head % kv_heads, logit_rows = logits_shape[3];
     const uint at = 6 * sequence;
     const uint begin = params[at], rows = params[at + 1], room = params[at + 2] - params[at];
     const int position = params[at + 3], window = params[at + 4];
