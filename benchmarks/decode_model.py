@@ -40,7 +40,7 @@ FIXED_ROWS = [
     "pyramidkv(budget=256)+rvq",
     "h2o(heavy=128, recent=128)+rvq(center=False)",
 ]
-WARM_UP, ROUNDS = 32, 5
+WARM_UP, ROUNDS = 32, 9
 LLAMA_8B = {
     "model_type": "llama",
     "hidden_size": 4096,

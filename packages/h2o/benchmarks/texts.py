@@ -35,22 +35,29 @@ from mlx_kv_cli.report import environment  # noqa: E402
 from mlx_kv_cli.texts import read_text  # noqa: E402
 
 TEMPERATURE, TOPIC = 0.7, "execmodel"
+SHARES = (2, 4, 8, 16)  # of the rows, those that H2O keeps by score: the others are the newest
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path, help="where to write the JSON")
+    parser.add_argument("--prompt", default=TOPIC, help=f"topic of Python's documentation (default {TOPIC})")
+    parser.add_argument("--commit", default=None, help="default: what git says")
     parser.add_argument("--quick", action="store_true", help="a few tokens, to see that everything runs")
     options = parser.parse_args()
     length, count, seeds, budgets = (120, 12, 2, [64]) if options.quick else (1500, 200, 5, [256, 512])
     loaded = load_model("smollm2")
-    prompt = loaded.tokenizer.encode(read_text(TOPIC))[:length]
+    prompt = loaded.tokenizer.encode(read_text(options.prompt))[:length]
     specs = {"full": "dense"}
     for budget in budgets:
-        # A quarter by score, as tried on other topics ("objects", "import"): with more, more texts went round in loops.
-        specs[f"h2o {budget}"] = f"h2o(heavy={budget // 4}, recent={budget - budget // 4})"
+        for heavy in (budget // share for share in SHARES):
+            specs[f"h2o {budget}, {heavy} by score"] = f"h2o(heavy={heavy}, recent={budget - heavy})"
         specs[f"keyformer {budget}"] = f"keyformer(budget={budget}, recent=0.75)"
-    report: dict[str, Any] = {"environment": environment(), "commit": commit(), "prompt": TOPIC}
+    report: dict[str, Any] = {
+        "environment": environment(),
+        "commit": options.commit or commit(),
+        "prompt": options.prompt,
+    }
     report |= {"prompt_tokens": len(prompt), "tokens": count, "temperature": TEMPERATURE, "specs": specs, "texts": {}}
     full = prefilled(loaded.model, prompt, "dense")
     for name, spec in specs.items():
@@ -68,7 +75,7 @@ def main() -> None:
         ]
         mean = statistics.fmean(text["perplexity"] for text in texts)
         worst = max(text["most_frequent_4gram"] for text in texts)
-        print(f"{name:14} perplexity {mean:6.2f}, 4-gram {worst}, {time.perf_counter() - begin:.0f} s", flush=True)
+        print(f"{name:22} perplexity {mean:6.2f}, 4-gram {worst}, {time.perf_counter() - begin:.0f} s", flush=True)
         options.output.write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -58,10 +58,12 @@ def decode(
         where MLX's own attention does as well: over one sequence of dense rows.
     """
     backends = _backends()
-    if backends and store.in_place and not logits and len(store.lengths) == 1:
+    if not backends:
+        return None
+    if store.in_place and not logits and len(store.lengths) == 1:
         _log_once("dense rows of one sequence are left to MLX's own attention, which reads them where they lie")
         return None
-    layout = store.layout() if backends else None
+    layout = store.layout()
     if layout is None:
         return None
     for name, backend in backends.items():

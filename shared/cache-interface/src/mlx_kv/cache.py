@@ -86,11 +86,9 @@ class CompressedKVCache(BatchProtocol, SeamCache):
         self._advance(chunk, self._spans)
         self._numbers = heads * (width + of_values[3])
         # NaN, so that a model that looked inside would show it at once; never computed otherwise.
-        nan, rows = _nan(keys.dtype), self._width
-        self._returned = (
-            mx.broadcast_to(nan, (batch, heads, rows, width)),
-            mx.broadcast_to(nan, (batch, heads, rows, of_values[3])),
-        )
+        nan, like_cached = _nan(keys.dtype), (batch, heads, self._width)
+        of_keys = mx.broadcast_to(nan, (*like_cached, width))
+        self._returned = of_keys, of_keys if shape == of_values else mx.broadcast_to(nan, (*like_cached, of_values[3]))
         return self._returned
 
     def attend(

@@ -202,23 +202,24 @@ class DenseStore(Store):
 
     def append(self, keys: mx.array, values: mx.array, spans: Sequence[Span] | None = None) -> None:
         """Append a chunk."""
-        self.settle()
+        if self._newest is not None:
+            self.settle()
         spans = whole(keys) if spans is None else spans
         if keys.shape[2] == 1:
-            self._newest, self._spans = (keys, values), spans
+            self._newest = keys, values
             if self._waits:
+                self._spans = spans
                 counts = [last - first for first, last in spans]
                 for buffer, rows in ((self.keys, keys), (self.values, values)):
                     buffer.reserve(counts, rows.shape[1], rows.shape[3], rows.dtype)
-            else:
-                self._write()
-        else:
-            self.keys.append(keys, spans)
-            self.values.append(values, spans)
+                return
+        self.keys.append(keys, spans)
+        self.values.append(values, spans)
 
     def dense(self) -> tuple[mx.array, mx.array]:
         """Return the rows held."""
-        self._write()
+        if self._spans:
+            self._write()
         return self.keys.view(), self.values.view()
 
     def layout(self) -> Layout | None:

@@ -92,6 +92,9 @@ class WindowPolicy(Policy):
 
     def observe(self, chunk: Attended) -> bool:
         """Hold the newest queries, and drop rows where a prompt has ended or another selection is due."""
+        if chunk.spans == [(0, 1)] and self.prompt.armed == [False] and not self.options.decode_budget:
+            self.seen = [self.seen[0] + 1]  # an answer goes on, at nearly every call: no lists of a batch
+            return False
         if not self.seen:
             self._forget(len(chunk.spans))
         counts = [last - first for first, last in chunk.spans]
