@@ -122,11 +122,11 @@ template <typename Shape> struct TileState {
 // A lane's chunks of the values of one token.
 template <typename Shape, int VALUE_BITS> struct ValueWords {
     uint words[Shape::BLOCKS][Shape::CHUNK_WORDS];
-    METAL_FUNC void load(const device uint* row_words, int row) {
+    METAL_FUNC void load(const device ushort* units) {
         #pragma unroll
         for (int b = 0; b < Shape::BLOCKS; b++) {
-            if constexpr (Shape::UNITS == 1) words[b][0] = reinterpret_cast<const device ushort*>(row_words)[b * 8 + row];
-            else load_words(row_words + (b * 8 + row) * Shape::CHUNK_WORDS, words[b]);
+            if constexpr (Shape::UNITS == 1) words[b][0] = units[8 * b];
+            else load_words(reinterpret_cast<const device uint*>(units + 8 * b * Shape::UNITS), words[b]);
         }
     }
     METAL_FUNC uint unit(int block, int i) const { return i % 2 ? words[block][i / 2] >> 16 : words[block][i / 2] & 0xffffu; }
@@ -149,23 +149,25 @@ template <typename Shape, typename Values> struct TileScales {
     }
 };
 
-// Where a lane reads values: the words of tokens quad and quad + 4 of eight, the scales of its fragments' own row.
+// Where a lane reads values: the codes of tokens quad and quad + 4 of eight, the scales of its fragments' own row and copies.
 template <typename Shape, typename Values> struct ValuePlace {
-    Values words, scales;
-    int chunk, copy0, copy1;
+    const device ushort* units;
+    Values scales0, scales1;
     METAL_FUNC ValuePlace(Values values, int row, FragmentPlace<Shape> place)
-        : words(values.from(row + place.quad)), scales(values.from(row + place.token())), chunk(place.row),
-          copy0(place.copy0 % Shape::SPAN), copy1(place.copy1 % Shape::SPAN) {}
+        : units(reinterpret_cast<const device ushort*>(values.words(row + place.quad)) + place.row * Shape::UNITS),
+          scales0(values.from(row + place.token(), place.copy0 % Shape::SPAN)),
+          scales1(values.from(row + place.token(), place.copy1 % Shape::SPAN)) {}
     METAL_FUNC void advance(int rows) {
-        words = words.from(rows);
-        scales = scales.from(rows);
+        units += rows * 2 * Values::WORDS;
+        scales0 = scales0.from(rows);
+        scales1 = scales1.from(rows);
     }
     template <int VALUE_BITS>
     METAL_FUNC void load(int row, thread ValueWords<Shape, VALUE_BITS> (&own)[2], thread TileScales<Shape, Values>& factors) const {
-        own[0].load(words.words(row), chunk);
-        own[1].load(words.words(row + 4), chunk);
-        scales.template scales<Shape::SPAN>(row, copy0, factors.column[0]);
-        if constexpr (Shape::COPIES_DIFFER) scales.template scales<Shape::SPAN>(row, copy1, factors.column[1]);
+        own[0].load(units + row * 2 * Values::WORDS);
+        own[1].load(units + (row + 4) * 2 * Values::WORDS);
+        scales0.template scales<Shape::SPAN>(row, factors.column[0]);
+        if constexpr (Shape::COPIES_DIFFER) scales1.template scales<Shape::SPAN>(row, factors.column[1]);
     }
 };
 

@@ -12,6 +12,7 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
     int row;                                         // of the tile in hand
     // Where this lane reads next: places in a tile are then constants, which cost no arithmetic.
     Keys group_keys, tile_keys;
+    const device uint* own_keys;
     ValuePlace<Shape, Values> tile_values;
     uint key_words[R][W];
     ValueWords<Shape, VALUE_BITS> value_words[R][2];
@@ -22,7 +23,7 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
 
     METAL_FUNC TileWalk(Keys keys, Values values, int first_row, int lane)
         : place(lane), row(first_row), group_keys(keys.from(first_row)), tile_keys(keys.from(first_row + place.token())),
-          tile_values(values, first_row, place) {
+          own_keys(tile_keys.words(0) + place.quad * W), tile_values(values, first_row, place) {
         load_fold();
         load_keys();
         #pragma unroll
@@ -34,7 +35,7 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
     }
     METAL_FUNC void load_keys() {
         #pragma unroll
-        for (int j = 0; j < R; j++) load_words(tile_keys.words(8 * j) + place.quad * W, key_words[j]);
+        for (int j = 0; j < R; j++) load_words(own_keys + 8 * j * Keys::WORDS, key_words[j]);
     }
 
     // Key scales go into the query, brought near one by a power of two; key minima into a bias.
@@ -102,10 +103,10 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
                 for (int n = 0; n < Shape::REPEATS; n++) {
                     multiply_accumulate_16x8x16(
                         state.value[n][b * Shape::CHUNK + f], state.value[n][b * Shape::CHUNK + f + 1],
-                        fragment_of<PLANE, Half8x8>(tile_values.words, x0, code),
-                        fragment_of<PLANE, Half8x8>(tile_values.words, x1, code),
-                        fragment_of<PLANE, Half8x8>(tile_values.words, x0, code + 1),
-                        fragment_of<PLANE, Half8x8>(tile_values.words, x1, code + 1), probability[Shape::set_of(b, n)][0],
+                        fragment_of<PLANE, Half8x8>(tile_values.scales0, x0, code),
+                        fragment_of<PLANE, Half8x8>(tile_values.scales0, x1, code),
+                        fragment_of<PLANE, Half8x8>(tile_values.scales0, x0, code + 1),
+                        fragment_of<PLANE, Half8x8>(tile_values.scales0, x1, code + 1), probability[Shape::set_of(b, n)][0],
                         probability[Shape::set_of(b, n)][1]);
                 }
             }
@@ -142,6 +143,7 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
         }
         if constexpr (MORE) {
             tile_keys = tile_keys.from(ROWS);
+            own_keys += ROWS * Keys::WORDS;
             load_keys();
             tile_values.advance(ROWS);
         }
@@ -179,7 +181,7 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
                     const float weighed0 = p0 * scales[j + u].scale0(set), weighed1 = p1 * scales[j + u].scale1(set);
                     probability[VALUE_PLANES - 1][set][u] = matrix_of<Half8x8>(pack_half2(weighed0, weighed1));
                     if constexpr (VALUE_PLANES == 2) {
-                        const float ratio = tile_values.words.ratio();
+                        const float ratio = tile_values.scales0.ratio();
                         probability[0][set][u] = matrix_of<Half8x8>(pack_half2(weighed0 * ratio, weighed1 * ratio));
                     }
                     state.minimum0[set] += p0 * scales[j + u].minimum0(set);
