@@ -29,7 +29,7 @@ template <typename T, int DIM> struct CodebookRows {
     template <int N> METAL_FUNC void read(thread const Row<N>& r, int first, thread float (&x)[N]) const {
         for (int j = 0; j < N; j++) x[j] = first + j < DIM ? codebook[r.codes.get(first, j)] * r.norm : 0.0f;
     }
-    METAL_FUNC CodebookRows from(int row) const {
+    METAL_FUNC CodebookRows from(int row, int = 0) const {
         return CodebookRows{codes + long(row) * WORDS, norms + row, codebook};
     }
     METAL_FUNC const device uint* words(int row) const { return codes + row * WORDS; }
@@ -48,7 +48,7 @@ template <typename T, int DIM> struct CodebookRows {
         METAL_FUNC float scale(int) const { return norm; }
         METAL_FUNC float minimum(int) const { return 0.0f; }
     };
-    template <int STEP, int N> METAL_FUNC void scales(int row, int, thread Scales<N>& s) const { s.norm = norms[row]; }
+    template <int STEP, int N> METAL_FUNC void scales(int row, thread Scales<N>& s) const { s.norm = norms[row]; }
 };
 // --- body ---
     const long before = long(kv_head) * place[0];

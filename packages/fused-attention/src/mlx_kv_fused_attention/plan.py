@@ -83,8 +83,8 @@ def plan(format: Format, query_heads: int, scale: float, logits: bool, backend: 
         rows = 64 if heavy <= 256 and format.tile_rows % 64 == 0 else 32
         template |= {"TILE_ROWS": format.tile_rows, "ROWS": rows, "VALUE_GROUP": format.group_size}
         template |= {"KEY_BITS": format.key_bits, "VALUE_BITS": format.value_bits}
-        # With registers for all that is in flight: tiles of 64 rows would spill in three.
-        per_core = 3 if rows == 32 and max(format.key_dim, format.value_dim) <= 128 else 2
+        # With registers for all that is in flight, which most tiles would spill in three.
+        per_core = 3 if rows == 32 and heavy <= 256 else 2
     kernel = AttentionKernel(
         "attend_tiles" if tiled else "attend_rows",
         PACKAGE,

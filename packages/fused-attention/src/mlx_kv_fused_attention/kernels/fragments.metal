@@ -122,50 +122,82 @@ template <typename Shape> struct TileState {
 // A lane's chunks of the values of one token.
 template <typename Shape, int VALUE_BITS> struct ValueWords {
     uint words[Shape::BLOCKS][Shape::CHUNK_WORDS];
-    METAL_FUNC void load(const device uint* row_words, int row) {
+    METAL_FUNC void load(const device ushort* units) {
         #pragma unroll
         for (int b = 0; b < Shape::BLOCKS; b++) {
-            if constexpr (Shape::UNITS == 1) words[b][0] = reinterpret_cast<const device ushort*>(row_words)[b * 8 + row];
-            else load_words(row_words + (b * 8 + row) * Shape::CHUNK_WORDS, words[b]);
+            if constexpr (Shape::UNITS == 1) words[b][0] = units[8 * b];
+            else load_words(reinterpret_cast<const device uint*>(units + 8 * b * Shape::UNITS), words[b]);
         }
     }
-    METAL_FUNC uint unit(int block, int i) const { return i % 2 ? words[block][i / 2] >> 16 : words[block][i / 2] & 0xffffu; }
+    // Unit i of this token, and of another one in the upper half.
+    METAL_FUNC uint unit_of_both(thread const ValueWords& other, int block, int i) const {
+        const uint own = words[block][i / 2], others = other.words[block][i / 2];
+        return i % 2 ? upper_halves(own, others) : lower_halves(own, others);
+    }
 };
 // The scales of a token's value groups, for each set of probabilities: of the groups that this lane's copies serve.
 template <typename Shape, typename Values> struct TileScales {
     static constexpr constant int COLUMNS = Shape::COPIES_DIFFER ? 2 : 1;
     typename Values::template Scales<Shape::SETS> column[COLUMNS];
-    METAL_FUNC float scale0(int set) const { return column[0].scale(set); }
-    METAL_FUNC float scale1(int set) const { return column[COLUMNS - 1].scale(set); }
-    METAL_FUNC float minimum0(int set) const { return column[0].minimum(set); }
-    METAL_FUNC float minimum1(int set) const { return column[COLUMNS - 1].minimum(set); }
+};
+// The values of eight tokens as products take them: a token's units beside those of the token four on, scales and minima as floats.
+template <typename Shape, typename Values> struct ValueOperands {
+    static constexpr constant int COLUMNS = TileScales<Shape, Values>::COLUMNS;
+    uint units[Shape::BLOCKS][Shape::UNITS];
+    float scale[COLUMNS][Shape::SETS], minimum[COLUMNS][Shape::SETS];
+    template <typename Words> METAL_FUNC void read(thread const Words (&words)[2], thread const TileScales<Shape, Values>& scales) {
+        #pragma unroll
+        for (int b = 0; b < Shape::BLOCKS; b++) {
+            #pragma unroll
+            for (int i = 0; i < Shape::UNITS; i++) {
+                units[b][i] = words[0].unit_of_both(words[1], b, i);
+                settle(units[b][i]);
+            }
+        }
+        #pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            #pragma unroll
+            for (int set = 0; set < Shape::SETS; set++) {
+                scale[c][set] = scales.column[c].scale(set);
+                minimum[c][set] = scales.column[c].minimum(set);
+                settle(scale[c][set]);
+                settle(minimum[c][set]);
+            }
+        }
+    }
+    METAL_FUNC float scale0(int set) const { return scale[0][set]; }
+    METAL_FUNC float scale1(int set) const { return scale[COLUMNS - 1][set]; }
+    METAL_FUNC float minimum0(int set) const { return minimum[0][set]; }
+    METAL_FUNC float minimum1(int set) const { return minimum[COLUMNS - 1][set]; }
     METAL_FUNC float largest0() const { return largest(0); }
     METAL_FUNC float largest1() const { return largest(COLUMNS - 1); }
     METAL_FUNC float largest(int i) const {
-        float x = column[i].scale(0);
+        float x = scale[i][0];
         #pragma unroll
-        for (int set = 1; set < Shape::SETS; set++) x = metal::max(x, column[i].scale(set));
+        for (int set = 1; set < Shape::SETS; set++) x = metal::max(x, scale[i][set]);
         return x;
     }
 };
 
-// Where a lane reads values: the words of tokens quad and quad + 4 of eight, the scales of its fragments' own row.
+// Where a lane reads values: the codes of tokens quad and quad + 4 of eight, the scales of its fragments' own row and copies.
 template <typename Shape, typename Values> struct ValuePlace {
-    Values words, scales;
-    int chunk, copy0, copy1;
+    const device ushort* units;
+    Values scales0, scales1;
     METAL_FUNC ValuePlace(Values values, int row, FragmentPlace<Shape> place)
-        : words(values.from(row + place.quad)), scales(values.from(row + place.token())), chunk(place.row),
-          copy0(place.copy0 % Shape::SPAN), copy1(place.copy1 % Shape::SPAN) {}
+        : units(reinterpret_cast<const device ushort*>(values.words(row + place.quad)) + place.row * Shape::UNITS),
+          scales0(values.from(row + place.token(), place.copy0 % Shape::SPAN)),
+          scales1(values.from(row + place.token(), place.copy1 % Shape::SPAN)) {}
     METAL_FUNC void advance(int rows) {
-        words = words.from(rows);
-        scales = scales.from(rows);
+        units += rows * 2 * Values::WORDS;
+        scales0 = scales0.from(rows);
+        scales1 = scales1.from(rows);
     }
     template <int VALUE_BITS>
     METAL_FUNC void load(int row, thread ValueWords<Shape, VALUE_BITS> (&own)[2], thread TileScales<Shape, Values>& factors) const {
-        own[0].load(words.words(row), chunk);
-        own[1].load(words.words(row + 4), chunk);
-        scales.template scales<Shape::SPAN>(row, copy0, factors.column[0]);
-        if constexpr (Shape::COPIES_DIFFER) scales.template scales<Shape::SPAN>(row, copy1, factors.column[1]);
+        own[0].load(units + row * 2 * Values::WORDS);
+        own[1].load(units + (row + 4) * 2 * Values::WORDS);
+        scales0.template scales<Shape::SPAN>(row, factors.column[0]);
+        if constexpr (Shape::COPIES_DIFFER) scales1.template scales<Shape::SPAN>(row, factors.column[1]);
     }
 };
 

@@ -12,21 +12,22 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
     int row;                                         // of the tile in hand
     // Where this lane reads next: places in a tile are then constants, which cost no arithmetic.
     Keys group_keys, tile_keys;
+    const device uint* own_keys;
     ValuePlace<Shape, Values> tile_values;
     uint key_words[R][W];
     ValueWords<Shape, VALUE_BITS> value_words[R][2];
     TileScales<Shape, Values> scales[R];
+    ValueOperands<Shape, Values> operands[R];
     Fold fold[W];
     Half8x8 folded[Shape::KEY_FRAGMENTS];
     float bias0, bias1, factor0, factor1, origin0, origin1;
 
     METAL_FUNC TileWalk(Keys keys, Values values, int first_row, int lane)
         : place(lane), row(first_row), group_keys(keys.from(first_row)), tile_keys(keys.from(first_row + place.token())),
-          tile_values(values, first_row, place) {
+          own_keys(tile_keys.words(0) + place.quad * W), tile_values(values, first_row, place) {
         load_fold();
         load_keys();
-        #pragma unroll
-        for (int j = 0; j < R; j++) tile_values.load(8 * j, value_words[j], scales[j]);
+        load_values();
     }
     METAL_FUNC void load_fold() {
         #pragma unroll
@@ -34,7 +35,12 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
     }
     METAL_FUNC void load_keys() {
         #pragma unroll
-        for (int j = 0; j < R; j++) load_words(tile_keys.words(8 * j) + place.quad * W, key_words[j]);
+        for (int j = 0; j < R; j++) load_words(own_keys + 8 * j * Keys::WORDS, key_words[j]);
+    }
+
+    METAL_FUNC void load_values() {
+        #pragma unroll
+        for (int j = 0; j < R; j++) tile_values.load(8 * j, value_words[j], scales[j]);
     }
 
     // Key scales go into the query, brought near one by a power of two; key minima into a bias.
@@ -96,16 +102,15 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
             #pragma unroll
             for (int f = 0; f < Shape::CHUNK; f += 2) {
                 const int i = f / Shape::VALUE_RUN, code = f % Shape::VALUE_RUN;
-                const uint x0 = value_words[j][0].unit(b, i) | value_words[j][1].unit(b, i) << 16;
-                const uint x1 = value_words[j + 1][0].unit(b, i) | value_words[j + 1][1].unit(b, i) << 16;
+                const uint x0 = operands[j].units[b][i], x1 = operands[j + 1].units[b][i];
                 #pragma unroll
                 for (int n = 0; n < Shape::REPEATS; n++) {
                     multiply_accumulate_16x8x16(
                         state.value[n][b * Shape::CHUNK + f], state.value[n][b * Shape::CHUNK + f + 1],
-                        fragment_of<PLANE, Half8x8>(tile_values.words, x0, code),
-                        fragment_of<PLANE, Half8x8>(tile_values.words, x1, code),
-                        fragment_of<PLANE, Half8x8>(tile_values.words, x0, code + 1),
-                        fragment_of<PLANE, Half8x8>(tile_values.words, x1, code + 1), probability[Shape::set_of(b, n)][0],
+                        fragment_of<PLANE, Half8x8>(tile_values.scales0, x0, code),
+                        fragment_of<PLANE, Half8x8>(tile_values.scales0, x1, code),
+                        fragment_of<PLANE, Half8x8>(tile_values.scales0, x0, code + 1),
+                        fragment_of<PLANE, Half8x8>(tile_values.scales0, x1, code + 1), probability[Shape::set_of(b, n)][0],
                         probability[Shape::set_of(b, n)][1]);
                 }
             }
@@ -113,9 +118,21 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
     }
 
     // Attends to the tile in hand. If there are MORE, registers are filled for the next one as soon as they are free; that is known
-    // at compile time, because a register that may keep its old number is not free.
+    // at compile time, because a register that may keep its old number is not free. CUDA's compiler waits for all loads in flight
+    // at once: the first number wanted, at the start of a tile, must not wait for loads that have just been issued. So values become
+    // operands first of all, and their registers and the fold's are free for almost a whole tile.
     template <bool MORE, typename Logits>
     METAL_FUNC void attend(thread TileState<Shape>& state, Logits logits, int heads, bool last_of_group) {
+        #pragma unroll
+        for (int j = 0; j < R; j++) operands[j].read(value_words[j], scales[j]);
+        if constexpr (MORE) {
+            tile_values.advance(ROWS);
+            load_values();
+            if (TILE_ROWS == ROWS || last_of_group) {
+                group_keys = group_keys.from(TILE_ROWS);
+                load_fold();
+            }
+        }
         simdgroup_float8x8 score[R];
         #pragma unroll
         for (int j = 0; j < R; j++) {
@@ -142,8 +159,8 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
         }
         if constexpr (MORE) {
             tile_keys = tile_keys.from(ROWS);
+            own_keys += ROWS * Keys::WORDS;
             load_keys();
-            tile_values.advance(ROWS);
         }
 
         float highest0 = -INFINITY, highest1 = -INFINITY, largest_scale0 = 0, largest_scale1 = 0;
@@ -155,8 +172,8 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
             logits.write_if(place.copy1 == 0 && place.column1 < heads, place.column1, token, s1 * factor1 + bias1);
             highest0 = metal::max(highest0, s0);
             highest1 = metal::max(highest1, s1);
-            largest_scale0 = metal::max(largest_scale0, scales[j].largest0());
-            if constexpr (Shape::COPIES_DIFFER) largest_scale1 = metal::max(largest_scale1, scales[j].largest1());
+            largest_scale0 = metal::max(largest_scale0, operands[j].largest0());
+            if constexpr (Shape::COPIES_DIFFER) largest_scale1 = metal::max(largest_scale1, operands[j].largest1());
         }
         highest0 = highest0 * factor0 + bias0 + metal::fast::log2(largest_scale0);
         highest1 = highest1 * factor1 + bias1 + metal::fast::log2(Shape::COPIES_DIFFER ? largest_scale1 : largest_scale0);
@@ -176,26 +193,18 @@ template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys
                 state.sum1 += p1;
                 #pragma unroll
                 for (int set = 0; set < Shape::SETS; set++) {
-                    const float weighed0 = p0 * scales[j + u].scale0(set), weighed1 = p1 * scales[j + u].scale1(set);
+                    const float weighed0 = p0 * operands[j + u].scale0(set), weighed1 = p1 * operands[j + u].scale1(set);
                     probability[VALUE_PLANES - 1][set][u] = matrix_of<Half8x8>(pack_half2(weighed0, weighed1));
                     if constexpr (VALUE_PLANES == 2) {
-                        const float ratio = tile_values.words.ratio();
+                        const float ratio = tile_values.scales0.ratio();
                         probability[0][set][u] = matrix_of<Half8x8>(pack_half2(weighed0 * ratio, weighed1 * ratio));
                     }
-                    state.minimum0[set] += p0 * scales[j + u].minimum0(set);
-                    state.minimum1[set] += p1 * scales[j + u].minimum1(set);
+                    state.minimum0[set] += p0 * operands[j + u].minimum0(set);
+                    state.minimum1[set] += p1 * operands[j + u].minimum1(set);
                 }
             }
             add_values<0>(state, j, probability[0]);
             if constexpr (VALUE_PLANES == 2) add_values<1>(state, j, probability[1]);
-            if constexpr (MORE) {
-                #pragma unroll
-                for (int u = 0; u < 2; u++) tile_values.load(8 * (j + u), value_words[j + u], scales[j + u]);
-                if (j == R / 2 && (TILE_ROWS == ROWS || last_of_group)) {
-                    group_keys = group_keys.from(TILE_ROWS);
-                    load_fold();
-                }
-            }
         }
         row += ROWS;
     }

@@ -116,13 +116,13 @@ template <typename T, int BITS, int GROUP, int DIM, bool SUBNORMAL> struct KiviV
         }
     }
 
-    // For tiles: the same rows counted from `row`, a row's words, and what it does to its probability for the channel groups
-    // first, first + STEP, ...
-    METAL_FUNC KiviValues from(int row) const {
+    // For tiles: the same rows and channel groups counted from `row` and `group`, a row's words, and what it does to its
+    // probability for every STEP-th group.
+    METAL_FUNC KiviValues from(int row, int group = 0) const {
         KiviValues moved = *this;
         moved.codes += long(row) * WORDS;
-        moved.scale += long(row) * GROUPS;
-        moved.minimum += long(row) * GROUPS;
+        moved.scale += long(row) * GROUPS + group;
+        moved.minimum += long(row) * GROUPS + group;
         return moved;
     }
     METAL_FUNC const device uint* words(int row) const { return codes + row * WORDS; }
@@ -133,9 +133,9 @@ template <typename T, int BITS, int GROUP, int DIM, bool SUBNORMAL> struct KiviV
             return i % 2 ? numbers<T>::upper(minima[i / 2]) : numbers<T>::lower(minima[i / 2]);
         }
     };
-    template <int STEP, int N> METAL_FUNC void scales(int row, int first, thread Scales<N>& s) const {
-        load_pairs<N, STEP>(scale + row * GROUPS + first, s.scales);
-        load_pairs<N, STEP>(minimum + row * GROUPS + first, s.minima);
+    template <int STEP, int N> METAL_FUNC void scales(int row, thread Scales<N>& s) const {
+        load_pairs<N, STEP>(scale + row * GROUPS, s.scales);
+        load_pairs<N, STEP>(minimum + row * GROUPS, s.minima);
     }
 };
 // --- body ---

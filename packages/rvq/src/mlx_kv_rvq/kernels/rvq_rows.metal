@@ -99,7 +99,7 @@ template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER, bool 
     static constexpr constant bool ROW_FACTORS = true;
     static constexpr constant int PLANES = BITS == 2 ? 2 : 1;
     static constexpr constant float UNIT = PLANES == 2 && SUBNORMAL ? 16777216.0f : 1.0f;
-    METAL_FUNC RvqRows from(int row) const {
+    METAL_FUNC RvqRows from(int row, int = 0) const {
         RvqRows moved = *this;
         moved.codes += long(row) * WORDS;
         moved.norm += row;
@@ -139,7 +139,7 @@ template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER, bool 
         METAL_FUNC float scale(int) const { return size * step; }
         METAL_FUNC float minimum(int) const { return size * lowest; }
     };
-    template <int STEP, int N> METAL_FUNC void scales(int row, int, thread Scales<N>& s) const {
+    template <int STEP, int N> METAL_FUNC void scales(int row, thread Scales<N>& s) const {
         s.size = float(norm[row]);
         s.step = step;
         s.lowest = lowest;

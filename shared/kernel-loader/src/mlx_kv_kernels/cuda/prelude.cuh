@@ -36,6 +36,11 @@ template <typename T, typename U> METAL_FUNC T as_type(U from) {
   return to;
 }
 METAL_FUNC half2 pack_half2(float a, float b) { return __floats2half2_rn(a, b); }
+METAL_FUNC uint lower_halves(uint a, uint b) { return __byte_perm(a, b, 0x5410); }
+METAL_FUNC uint upper_halves(uint a, uint b) { return __byte_perm(a, b, 0x7632); }
+// The compiler may not put off what x is worked out from, which frees those registers here.
+METAL_FUNC void settle(uint& x) { asm volatile("" : "+r"(x)); }
+METAL_FUNC void settle(float& x) { asm volatile("" : "+f"(x)); }
 
 // ---- arithmetic that is never fused (portable.metal holds the Metal text)
 METAL_FUNC float precise_mul(float a, float b) { return __fmul_rn(a, b); }
