@@ -13,7 +13,7 @@ ENCODE = [
     Mutant("ushort(lane / 4 * 4 + b / ROWS)", "ushort(lane / 4 * 4 + b % 4)"),
     Mutant("minus_one_if(lane / mask % 2)", "minus_one_if(lane % 2)"),
     Mutant("counted[i] = thread_index / 4 < skip ? 0.0f : y[i];", "counted[i] = y[i];"),
-    Mutant("const float given = upper ? x[i] : x[i + N / 2]", "const float given = upper ? x[i + N / 2] : x[i]"),
+    Mutant("swapped = (kept ^ given) & upper", "swapped = (kept ^ given) & ~upper"),
     Mutant("x[i] = x[i] + simd_shuffle_xor(x[i], ushort(MASK));", ""),
     Mutant("float(128 - int(skip))", "128.0f"),
     Mutant("block == 0 ? uint(params[1 + sequence]) : 0;", "uint(params[1 + sequence]);"),
@@ -24,9 +24,11 @@ ENCODE = [
     Mutant("signs |= flips[word + 1] << (32 - shift)", "signs |= flips[word + 1] << (31 - shift)"),
     Mutant("reinterpret_cast<ulong>(from) % BYTES == 0", "true"),
     Mutant("y[i] = y[i] - centroid;", "y[i] = y[i] + centroid;"),
-    Mutant("code >> (32 - bit % 32)", "code >> (31 - bit % 32)"),
+    Mutant("code >> (32 - shift)", "code >> (31 - shift)"),
     Mutant("word |= simd_shuffle_xor(word, 2);", ""),
-    Mutant("size = precise_mul(size, 1.0f / over_lanes(fold<COUNT>(unit)));", ""),
+    Mutant("size = precise_mul(size, 1.0f / over_lanes(fold<COUNT>(unit_row)));", ""),
+    Mutant("y[i] = usual ? y[i] : 0.0f;", ";"),
+    Mutant("whole ? 1u << shift : 1u", "1u"),
 ]
 DECODE = [
     Mutant("y[high] = a - b;", "y[high] = b - a;"),

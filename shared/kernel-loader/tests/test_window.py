@@ -235,7 +235,7 @@ SCORE_MUTANTS = [
     Mutant("k / 2 * QUARTER + i / 32 % PAIRS * 2 + k % 2", "k / 2 * QUARTER + i / 32 % PAIRS * 2"),
     Mutant("metal::min(row0, rows - 1)", "row0"),
     Mutant("row1 = row0 + 8;", "row1 = row0 + 7;"),
-    Mutant("own = merge(own, shuffled(own, 16));", ""),
+    Mutant("seen[n][c] = merge(seen[n][c], shuffled(seen[n][c], 16));", ""),
     Mutant("vote1 += simd_shuffle_xor(vote1, 1);", "vote1 += simd_shuffle_xor(vote1, 2);"),
     Mutant("(base == 0 ? 0.0f : votes[row0]) + vote0", "vote0"),
     Mutant("for (uint s = 0; s < splits; s++)", "for (uint s = 0; s < 1; s++)"),

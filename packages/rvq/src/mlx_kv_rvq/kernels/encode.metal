@@ -122,11 +122,11 @@ template <int N, int MASK, int COUNT> METAL_FUNC void over_rows(thread float (&x
     if constexpr (MASK < 4) {
         return;
     } else if constexpr (N % 2 == 0) {
-        const bool upper = lane & MASK;
+        const uint upper = 0u - (lane / MASK & 1u);      // bits, not a condition: see minus_one_if
 #pragma unroll
         for (int i = 0; i < N / 2; i++) {
-            const float given = upper ? x[i] : x[i + N / 2], kept = upper ? x[i + N / 2] : x[i];
-            x[i] = kept + simd_shuffle_xor(given, ushort(MASK));
+            const uint kept = as_type<uint>(x[i]), given = as_type<uint>(x[i + N / 2]), swapped = (kept ^ given) & upper;
+            x[i] = as_type<float>(kept ^ swapped) + simd_shuffle_xor(as_type<float>(given ^ swapped), ushort(MASK));
         }
         over_rows<N / 2, MASK / 2>(x, lane);
     } else {
@@ -135,8 +135,9 @@ template <int N, int MASK, int COUNT> METAL_FUNC void over_rows(thread float (&x
         over_rows<N, MASK / 2>(x, lane);
     }
 }
-// The code of a number: how many of its stage's ascending borders are below it. Few of them stay in registers, and halves are chosen.
-template <int LEVELS, typename Borders> METAL_FUNC uint code_of(float x, Borders borders) {
+// The code of a number, times `unit`: how many of its stage's ascending borders are below it. Few of them stay in registers, and
+// halves are chosen.
+template <int LEVELS, typename Borders> METAL_FUNC uint code_of(float x, Borders borders, uint unit) {
     uint code = 0;
     if constexpr (LEVELS <= 8) {
         float left[LEVELS];
@@ -145,17 +146,18 @@ template <int LEVELS, typename Borders> METAL_FUNC uint code_of(float x, Borders
 #pragma unroll
         for (int half_size = LEVELS / 2; half_size > 0; half_size /= 2) {
             const bool above = x > left[half_size - 1];
-            code += above ? half_size : 0;
+            code |= above ? half_size * unit : 0;
 #pragma unroll
             for (int i = 0; i + 1 < half_size; i++) left[i] = above ? left[half_size + i] : left[i];
         }
     } else {
 #pragma unroll
         for (uint step = LEVELS / 2; step > 0; step /= 2) code += x > borders[code + step - 1] ? step : 0;
+        code *= unit;
     }
     return code;
 }
-template <int LEVELS, typename Levels> METAL_FUNC float level_of(uint code, Levels levels) {
+template <int LEVELS, typename Levels> METAL_FUNC float level_of(uint code, Levels levels, uint unit) {
     if constexpr (LEVELS <= 8) {
         float left[LEVELS];
 #pragma unroll
@@ -163,11 +165,11 @@ template <int LEVELS, typename Levels> METAL_FUNC float level_of(uint code, Leve
 #pragma unroll
         for (int half_size = LEVELS / 2; half_size > 0; half_size /= 2) {
 #pragma unroll
-            for (int i = 0; i < half_size; i++) left[i] = code & half_size ? left[half_size + i] : left[i];
+            for (int i = 0; i < half_size; i++) left[i] = code & half_size * unit ? left[half_size + i] : left[i];
         }
         return left[0];
     } else {
-        return levels[code];
+        return levels[code / unit];
     }
 }
 template <int N> METAL_FUNC void store_words(const thread uint (&words)[N], device uint* to) {
@@ -270,30 +272,31 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
     const float inverse = 1.0f / size;
 
     const ulong place = (ulong(sequence) * heads + head) * rows + row;
-    float unit[COUNT], decoded[COUNT];
+    float unit_row[COUNT], decoded[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
         y[i] = precise_mul(y[i], inverse);
-        decoded[i] = 0;
     }
-    if (!usual) {
+    if (simd_any(!usual)) {                          // hardly ever
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) y[i] = 0;
+        for (int i = 0; i < COUNT; i++) y[i] = usual ? y[i] : 0.0f;
     }
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) unit[i] = y[i];
+    for (int i = 0; i < COUNT; i++) unit_row[i] = y[i];
 #pragma unroll
     for (int stage = 0; stage < STAGES; stage++) {
         uint own[OWN_WORDS] = {};
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            const uint code = code_of<LEVELS>(y[i], borders + stage * LEVELS);
-            const float centroid = level_of<LEVELS>(code, levels + stage * LEVELS);
+            const int bit = i * BITS, shift = bit % 32;
+            const bool whole = shift + BITS <= 32;   // in one word, where it is made in its place
+            const uint unit = whole ? 1u << shift : 1u, code = code_of<LEVELS>(y[i], borders + stage * LEVELS, unit);
+            const float centroid = level_of<LEVELS>(code, levels + stage * LEVELS, unit);
             y[i] = y[i] - centroid;
-            decoded[i] = decoded[i] + centroid;
-            const int bit = i * BITS;
-            own[bit / 32] |= code << (bit % 32);
-            if (bit % 32 + BITS > 32) own[bit / 32 + 1] |= code >> (32 - bit % 32);
+            decoded[i] = stage == 0 ? centroid : decoded[i] + centroid;
+            if (UNBIASED && stage + 1 == STAGES) unit_row[i] = precise_mul(unit_row[i], decoded[i]);  // here: registers
+            own[bit / 32] |= whole ? code : code << shift;
+            if (!whole) own[bit / 32 + 1] |= code >> (32 - shift);
         }
         device uint* to = codes + (place * STAGES + stage) * ROW_WORDS;
         if constexpr (OWN_BITS % 32 == 0) {
@@ -308,8 +311,6 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
         }
     }
     if constexpr (UNBIASED) {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) unit[i] = precise_mul(unit[i], decoded[i]);
-        size = precise_mul(size, 1.0f / over_lanes(fold<COUNT>(unit)));
+        size = precise_mul(size, 1.0f / over_lanes(fold<COUNT>(unit_row)));
     }
     if (inside && part == 0) norm[place] = bfloat(usual ? size : square < SMALLEST_SQUARE ? 0.0f : NAN);

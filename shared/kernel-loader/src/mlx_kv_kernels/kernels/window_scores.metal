@@ -203,15 +203,19 @@ METAL_FUNC Statistics shuffled(Statistics s, ushort mask) {
         }
         if (VOTES) continue;
         #pragma unroll
-        for (uint n = 0; n < BLOCKS; n++) {
-            for (uint c = 0; c < 2; c++) {           // over the lanes that hold the same query
-                Statistics own = seen[n][c];
-                own = merge(own, shuffled(own, 2));
-                own = merge(own, shuffled(own, 4));
-                own = merge(own, shuffled(own, 16));
-                if (row_in_matrix == 0) {
-                    largest[simdgroup * QUERIES + 8 * n + column + c] = own.largest;
-                    sums[simdgroup * QUERIES + 8 * n + column + c] = own.sum;
+        for (uint n = 0; n < BLOCKS; n++) {          // over the lanes that hold the same query, shuffles before any branch
+            for (uint c = 0; c < 2; c++) {
+                seen[n][c] = merge(seen[n][c], shuffled(seen[n][c], 2));
+                seen[n][c] = merge(seen[n][c], shuffled(seen[n][c], 4));
+                seen[n][c] = merge(seen[n][c], shuffled(seen[n][c], 16));
+            }
+        }
+        if (row_in_matrix == 0) {
+            #pragma unroll
+            for (uint n = 0; n < BLOCKS; n++) {
+                for (uint c = 0; c < 2; c++) {
+                    largest[simdgroup * QUERIES + 8 * n + column + c] = seen[n][c].largest;
+                    sums[simdgroup * QUERIES + 8 * n + column + c] = seen[n][c].sum;
                 }
             }
         }
