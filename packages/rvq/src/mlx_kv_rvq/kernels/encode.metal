@@ -204,7 +204,7 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
     constexpr int ROW_WORDS = (DIM * BITS + 31) / 32, SIMDGROUPS = CENTER ? 16 : 4;
     constexpr float SMALLEST_SQUARE = 7.888609052210118e-31f;  // 2^-100
     constexpr float LARGEST_SQUARE = 1.2676506002282294e30f;   // 2^100
-    constexpr int PADDED = COUNT + 1;                          // four lanes of a row then read from different banks
+    constexpr int PADDED = COUNT + 4;                          // four lanes of a row then read 16 bytes from different banks
     threadgroup float levels[STAGES * LEVELS], borders[STAGES * LEVELS];
     threadgroup float sums[CENTER ? SIMDGROUPS * 4 * PADDED : 1];
 
@@ -242,7 +242,7 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (thread_index < DIM) {
-            const uint own = thread_index + thread_index / COUNT;
+            const uint own = thread_index + 4 * (thread_index / COUNT);
             float of_simdgroups[SIMDGROUPS];
 #pragma unroll
             for (int s = 0; s < SIMDGROUPS; s++) of_simdgroups[s] = sums[s * 4 * PADDED + own];
