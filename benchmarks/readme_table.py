@@ -83,13 +83,6 @@ def evaluations(file: dict[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
         yield same(method), {"passkey": f"{found} of {trials}"}
 
 
-def passkeys(file: dict[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield figures of a file that benchmarks/passkey.py wrote before it asked all caches in one pass."""
-    for name, spec in file["specs"].items():
-        trials = [trial["found"] for filler in file["table"][name].values() for trial in filler]
-        yield same(spec), {"passkey": f"{sum(trials)} of {len(trials)}"}
-
-
 def decodes(file: dict[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield figures of a file of benchmarks/decode_model.py: tokens a second against the fp16 cache's."""
     specs = {file["spec"]: {case["rows"]: case["speed_against_fp16"] for case in file["cases"]}}
@@ -113,7 +106,6 @@ Reader = Callable[[dict[str, Any]], Iterator[tuple[str, dict[str, str]]]]
 READERS: dict[str, Reader] = {
     "full": perplexities,
     "seeds": evaluations,
-    "table": passkeys,
     "after_snapkv": decodes,
     "ran_on_gpu": selftests,
 }
@@ -124,22 +116,21 @@ def figures(root: Path) -> dict[tuple[str, str], str]:
     """Return the figures of the table's rows, linked to their files, by spec (or package) and column.
 
     Raises:
-        ValueError: if two files of this tree give the same figure.
+        ValueError: if two files of this tree give different figures for one place.
     """
     shown = {same(row.spec) for row in ROWS} | {package for row in ROWS for package in row.packages}
     found: dict[tuple[str, str], str] = {}
-    files: dict[tuple[str, str], str] = {}
     for path in sorted(root.glob("[!.]*/**/benchmarks/**/*.json")) + sorted(root.glob("benchmarks/**/*.json")):
         file = json.loads(path.read_text())
         readers = [reader for key, reader in READERS.items() if isinstance(file, dict) and key in file]
         for spec, columns in (pair for reader in readers[:1] for pair in reader(file)):
             for column, text in columns.items() if spec in shown else ():
-                name = path.relative_to(root).as_posix()
-                if (spec, column) in found and column != "kernels ran on":
-                    raise ValueError(f"[readme_table] {column} of {spec} is in {files[spec, column]} and in {name}")
-                before = f"{found[spec, column]}, " if (spec, column) in found else ""
-                found[spec, column] = f"{before}[{text}]({name})"
-                files[spec, column] = name
+                name, before = path.relative_to(root).as_posix(), found.get((spec, column), "")
+                if before and column != "kernels ran on":
+                    if f"[{text}]" not in before:
+                        raise ValueError(f"[readme_table] {column} of {spec}: {before}, and {text} in {name}")
+                    continue
+                found[spec, column] = f"{before}, [{text}]({name})" if before else f"[{text}]({name})"
     return found
 
 
