@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_kv.accumulation import AccumulatingPolicy
 from mlx_kv_fused_attention import attend
 from mlx_kv_kernels import Kernel
 from mlx_kv_kernels.testing import Leg, Mutant, surviving_mutants
@@ -134,11 +135,12 @@ def test_every_mutant_is_noticed(tools, emulated, name, monkeypatch):
     truth = tools.oracle(queries, store, 0.4)
     seen = np.isfinite(truth[1])
     # What lies behind a sequence's last row is nobody's.
-    stale = tools.filled("dense", [41], 1, 64, 64, mx.float32)
-    stale.append(mx.full((1, 1, 1, 64), float("nan")), mx.full((1, 1, 1, 64), float("nan")))
-    stale.truncate(1)
-    one = tools.queries(1, 1, 64, mx.float32)
-    truth_of_stale = tools.oracle(one, stale, 0.1)[0]
+    one, left_over = tools.queries(1, 1, 64, mx.float32), mx.full((1, 1, 1, 64), float("nan"))
+    stale = [tools.filled(of, [41], 1, 64, 64, mx.float32) for of in ("dense", "kivi(bits=2, rollback=1, residual=32)")]
+    for each in stale:
+        each.append(left_over, left_over)
+        each.truncate(1)
+    truth_of_stale = [tools.oracle(one, each, 0.1)[0] for each in stale]
 
     def check():
         with CHECKED.active():
@@ -148,11 +150,44 @@ def test_every_mutant_is_noticed(tools, emulated, name, monkeypatch):
                 assert tools.error(got.output, truth[0]) < 1e-2  # NaN fails too
                 assert np.abs(tools.numbers(got.logits)[seen] - truth[1][seen]).max() < 5e-2
             if name in ("rows.metal", "sequence.metal"):
-                got = attend(one, stale.layout(), 0.1, splits=1, backend="emulator")
-                assert tools.error(got, truth_of_stale) < 1e-5
+                for each, true in zip(stale, truth_of_stale, strict=True):
+                    assert tools.error(attend(one, each.layout(), 0.1, splits=1, backend="emulator"), true) < 1e-5
 
     from mlx_kv_kernels import source
 
     # kernel.py binds `read` by name; mutants replace it in its module.
     monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *file: source.read(*file))
     assert surviving_mutants(kernel, MUTANTS[name], check) == []
+
+
+DENSE_ROWS = [
+    Mutant("row < count ?", "row <= count ?"),
+    Mutant("sequence * long(threadgroups_per_grid.y) + kv_head", "kv_head"),
+    Mutant("newest_key + own_head * KEY_DIM", "newest_key"),
+    Mutant("newest_value + own_head * VALUE_DIM", "newest_value"),
+    Mutant("kv_head) * place[1] + place[0]", "kv_head) * place[1]"),
+    Mutant("kv_head) * place[3] + place[2]", "kv_head) * place[3]"),
+]
+
+
+def test_every_mutant_of_dense_rows_is_noticed(tools, emulated, monkeypatch):
+    """The newest rows wait beside the others, as under a policy that drops one at every step."""
+    truth_store = tools.filled("dense", [41, 30], 2, 64, 96, mx.float32)
+    waiting = tools.filled("dense", [41, 30], 2, 64, 96, mx.float32)
+    waiting.accept(AccumulatingPolicy)
+    newest = [mx.random.normal((2, 2, 1, dim), key=mx.random.key(dim)) for dim in (64, 96)]
+    for store in (truth_store, waiting):
+        store.append(*newest, [(0, 1), (0, 1)])
+    queries = tools.queries(2, 4, 64, mx.float32)
+    truth = tools.oracle(queries, truth_store, 0.2)[0]
+    assert waiting.layout().arrays[2] is newest[0]  # not yet among the others
+
+    def check():
+        with CHECKED.active():
+            assert tools.error(attend(queries, waiting.layout(), 0.2, backend="emulator"), truth) < 1e-5
+
+    check()
+    from mlx_kv_kernels import source
+
+    monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *file: source.read(*file))
+    assert surviving_mutants(Part("dense_rows.metal", "mlx_kv", (), ()), DENSE_ROWS, check) == []
