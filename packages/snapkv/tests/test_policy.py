@@ -186,6 +186,27 @@ def test_a_long_answer_is_bounded():
     np.testing.assert_array_equal(held_keys(cache)[0][:, -1], np.array(newest[0, :, 0]))
 
 
+def test_a_step_without_a_token_is_no_step_of_the_interval():
+    """The shorter prompt's sequence waits for six steps between its tokens."""
+    spec, prompts = (
+        "snapkv(budget=32, window=8, decode_budget=24, interval=5)",
+        [random_tokens(i, 70 - 6 * i) for i in range(2)],
+    )
+    batch, alone = type(new_cache(spec)).merge([new_cache(spec) for _ in prompts]), new_cache(spec)
+    batch.prepare(lengths=[70, 64], right_padding=[0, 6])
+    padded = pad(prompts)
+    for first, last in [(0, 60), *((i, i + 1) for i in range(60, 70))]:
+        step(batch, padded[first:last])
+    batch.finalize()
+    feed(alone, prompts[1], [60, 1, 1, 1, 1])
+    for i in range(4):
+        assert batch.store.lengths[1] == alone.store.lengths[0]
+        step(batch, pad([random_tokens(i, 1)] * 2))
+        step(alone, random_tokens(i, 1))
+    assert alone.store.lengths == [26]  # brought to 24 at the second of these tokens
+    np.testing.assert_array_equal(held_keys(batch)[1], held_keys(alone)[0])
+
+
 def test_sequences_of_a_batch_select_on_their_own():
     """One prompt fits into the budget, two do not, in chunks that pad them."""
     lengths, spec = [30, 200, 120], "snapkv(budget=64)"

@@ -225,7 +225,7 @@ class DenseStore(Store):
     def layout(self) -> Layout | None:
         """Describe the two arrays, and the row of each sequence that is in none of them yet."""
         keys, values = self.keys.data, self.values.data
-        if keys is None or values is None:
+        if keys is None or values is None or not any(self.lengths):
             return None
         newest = self._newest if self._spans and self._newest else (keys, values)
         (_, heads, of_keys, key_dim), (_, _, of_values, value_dim) = keys.shape, values.shape

@@ -137,7 +137,8 @@ class WindowPolicy(Policy):
         if ended or (count > 1 and self.options.every_chunk):
             self.steps[sequence] = 0
             return self.options.budget
-        self.steps[sequence] = self.steps[sequence] + 1 if count == 1 else 0
+        if count:
+            self.steps[sequence] = self.steps[sequence] + 1 if count == 1 else 0
         if self.options.decode_budget and self.steps[sequence] == self.options.interval:
             self.steps[sequence] = 0
             return self.options.decode_budget
