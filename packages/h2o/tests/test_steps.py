@@ -5,7 +5,7 @@ from collections import Counter
 import mlx.core as mx
 import pytest
 
-from mlx_kv.testing.driving import SCALE, feed, new_cache, pad, random_tokens, step
+from mlx_kv.testing.driving import SCALE, feed, new_cache, random_tokens, step
 
 SPEC = "h2o(heavy=20, recent=12)"
 
@@ -63,11 +63,3 @@ def test_room_beyond_the_budget_is_small():
         cache.store.settle()
         assert cache.store.lengths == [256]
         assert cache.store.keys.data.shape[2] <= 256 + 32
-
-
-def test_a_first_step_that_is_all_padding():
-    """Each sequence's first token is yet to come: nothing is held, and attention has nothing to read."""
-    cache = new_cache(SPEC)
-    cache.prepare(left_padding=[2, 1])
-    step(cache, pad([random_tokens(i, 1) for i in range(2)]))
-    assert cache.store.lengths == [0, 0]

@@ -101,6 +101,18 @@ def test_a_waiting_row_is_a_row_like_others(filled, change, expected):
     assert rows(change(store) or store) == expected
 
 
+def test_no_rows_have_no_layout():
+    """The first step of a batch may be padding in every sequence: there is nothing for a kernel to read."""
+    store = DenseStore()
+    store.accept(DropsAtEveryStep())
+    row = mx.ones((2, 2, 1, 1))
+    store.append(row, row, [(0, 0), (0, 0)])
+    assert store.lengths == [0, 0]
+    assert store.layout() is None
+    store.append(row, row, [(0, 1), (0, 0)])
+    assert store.layout().rows == (1, 0)
+
+
 def test_a_store_that_cannot():
     class Ordered(DenseStore):
         replaces = False

@@ -10,9 +10,8 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import mlx.core as mx
 
-from mlx_kv_kernels import accumulate_reference as reference
 from mlx_kv_kernels import resolve_backend, topk_rows
-from mlx_kv_kernels.accumulate import Noise, Step, launch_accumulate, row_noise
+from mlx_kv_kernels.accumulate import Noise, Step, accumulate_held, row_noise
 from mlx_kv_kernels.window import window_scores
 
 from .policy import Attended, Policy, PromptEnd
@@ -184,16 +183,10 @@ class AccumulatingPolicy(Policy):
 
     def _accumulate(self, logits: mx.array, steps: Sequence[Step], sinks: mx.array | None) -> mx.array:
         """Add a token's attention to the sums, which have room for it, and return the rows dropped."""
-        backend = resolve_backend()
         scores, positions = cast("mx.array", self.scores.data), cast("mx.array", self.positions.data)
-        if backend == "reference":
-            own = mx.squeeze(logits, 2), mx.squeeze(scores, (0, 3)), mx.squeeze(positions, (0, 3))
-            *sums, dropped = reference.accumulate_scores(*own, steps, sinks, self.noise)
-            self.scores.data, self.positions.data = (mx.expand_dims(array, (0, 3)) for array in sums)
-        else:
-            self.scores.data, self.positions.data, dropped = launch_accumulate(
-                logits, scores, positions, steps, sinks, self.noise, backend
-            )
+        self.scores.data, self.positions.data, dropped = accumulate_held(
+            logits, scores, positions, steps, sinks, self.noise, resolve_backend()
+        )
         return dropped
 
     def _compact(self, chunk: Attended, due: Sequence[int]) -> None:

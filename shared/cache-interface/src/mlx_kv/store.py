@@ -224,15 +224,15 @@ class DenseStore(Store):
 
     def layout(self) -> Layout | None:
         """Describe the two arrays, and the row of each sequence that is in none of them yet."""
-        keys, values = self.keys.data, self.values.data
-        if keys is None or values is None or not any(self.lengths):
+        keys, values, rows = self.keys.data, self.values.data, tuple(self.lengths)
+        if keys is None or values is None or not any(rows):
             return None
         newest = self._newest if self._spans and self._newest else (keys, values)
         (_, heads, of_keys, key_dim), (_, _, of_values, value_dim) = keys.shape, values.shape
         format = dense_format(heads, key_dim, value_dim, keys.dtype)
         begins = zip(self.keys.lengths, self.keys.begins, self.values.begins, strict=True)
         places = tuple([(key, of_keys, value, of_values, held) for held, key, value in begins])
-        return Layout(format, (keys, values, *newest), tuple(self.lengths), places, self.dense)
+        return Layout(format, (keys, values, *newest), rows, places, self.dense)
 
     def take(self, indices: mx.array, counts: Sequence[int]) -> None:
         """Keep a subset of the rows."""

@@ -101,19 +101,14 @@ def accumulate_scores(
         UnavailableBackendError: the backend asked for cannot run here.
     """
     _check(logits, scores, positions, steps)
-    chosen = resolve_backend(backend)
-    if chosen == "reference":
-        return reference.accumulate_scores(logits, scores, positions, steps, sinks, noise)
-    logits, scores, positions = (
-        mx.expand_dims(logits, 2),
-        mx.expand_dims(scores, (0, 3)),
-        mx.expand_dims(positions, (0, 3)),
+    held = mx.expand_dims(scores, (0, 3)), mx.expand_dims(positions, (0, 3))
+    sums, places, dropped = accumulate_held(
+        mx.expand_dims(logits, 2), *held, steps, sinks, noise, resolve_backend(backend)
     )
-    sums, places, dropped = launch_accumulate(logits, scores, positions, steps, sinks, noise, chosen)
     return mx.squeeze(sums, (0, 3)), mx.squeeze(places, (0, 3)), dropped
 
 
-def launch_accumulate(
+def accumulate_held(
     logits: Float32[mx.array, "batch query_heads 1 rows"],
     scores: Float32[mx.array, "1 kv_heads total 1"],
     positions: Int32[mx.array, "1 kv_heads total 1"],
@@ -121,14 +116,18 @@ def launch_accumulate(
     sinks: Float[mx.array, " query_heads"] | None,
     noise: Noise | None,
     backend: Backend,
-) -> list[mx.array]:
-    """Launch the kernel for what `accumulate_scores` would not refuse, and return what it does.
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Do what `accumulate_scores` does, unchecked, in the shapes in which attention and row buffers hold the arrays.
 
-    Shapes are those in which attention and row buffers hold the arrays: every reshape costs the host, at every token.
+    The host pays for every check and every reshape, at every token.
     """
+    if backend == "reference":
+        of_rows = mx.squeeze(logits, 2), mx.squeeze(scores, (0, 3)), mx.squeeze(positions, (0, 3))
+        sums, places, dropped = reference.accumulate_scores(*of_rows, steps, sinks, noise)
+        return mx.expand_dims(sums, (0, 3)), mx.expand_dims(places, (0, 3)), dropped
     seed, layer, scale = noise or _NO_NOISE
     own = [n for s in steps for n in (s.begin, s.rows, s.limit, s.position, s.window, s.drops)]
-    return _launch(logits.shape, scores.shape, noise is not None, backend)(
+    new_scores, new_positions, dropped = _launch(logits.shape, scores.shape, noise is not None, backend)(
         [
             logits,
             scores,
@@ -140,6 +139,7 @@ def launch_accumulate(
             numbers(tuple(own), mx.int32),
         ]
     )
+    return new_scores, new_positions, dropped
 
 
 @launches
