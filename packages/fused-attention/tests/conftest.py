@@ -46,15 +46,24 @@ def unpacked(words, bits, dim):
 
 def held_rows(side, bits, group, per_token, sequence, rows, dim):
     """Rows [heads, rows, dim] of one sequence of one side of a KIVI store, in float64."""
-    begin, packed = side.codes.begins[sequence], side.codes.lengths[sequence]
+    begin, written = side.codes.begins[sequence], side.codes.lengths[sequence]
+    packed, staged = written + side.staged_rows, side.staged if side.staged_rows else [None] * 3
     parts, exact = [], side.exact.lengths[sequence]
+
+    def with_staged(rows, waiting):
+        return rows if waiting is None else np.concatenate([rows, waiting[:, : side.staged_rows]], axis=1)
+
     if exact:
         first = side.exact.begins[sequence]
         parts.append(numbers(side.exact.data)[0, :, first : first + exact])
     if packed:
-        codes = unpacked(side.codes.data[0], bits, dim)[:, begin : begin + packed]
-        first = side.scale.begins[sequence]
-        scale, minimum = (numbers(buffer.data)[0, :, first:] for buffer in (side.scale, side.minimum))
+        words, first = np.array(side.codes.data[0])[:, begin : begin + written], side.scale.begins[sequence]
+        codes = unpacked(with_staged(words, None if staged[0] is None else np.array(staged[0][0])), bits, dim)
+        last = first + (written if per_token else written // group)
+        scale, minimum = (
+            with_staged(numbers(buffer.data)[0, :, first:last], None if waiting is None else numbers(waiting)[0])
+            for buffer, waiting in zip((side.scale, side.minimum), staged[1:], strict=True)
+        )
         if per_token:
             scale, minimum = (np.repeat(x[:, :packed], group, axis=2) for x in (scale, minimum))
         else:
@@ -118,7 +127,10 @@ def config_of(spec):
 
 
 def filled(spec, lengths, kv_heads, key_dim, value_dim, dtype, seed=0, spread=1.0):
-    """A store of `lengths` normal rows; each sequence's newest was appended on its own, as in decoding."""
+    """A store of `lengths` normal rows; each sequence's newest was appended on its own, as in decoding.
+
+    Of an only sequence three are, so that packed rows are staged where a row is packed at every step.
+    """
     rng = np.random.default_rng(seed)
     store = config_of(spec).create(Geometry(0, kv_heads, kv_heads, key_dim, value_dim))
     longest = max(lengths)
@@ -127,12 +139,14 @@ def filled(spec, lengths, kv_heads, key_dim, value_dim, dtype, seed=0, spread=1.
         x = spread * rng.standard_normal((len(lengths), kv_heads, count, dim))
         return mx.array(x.astype(np.float32)).astype(dtype)
 
-    before = [max(n - 1, 0) for n in lengths]
-    if longest > 1:
-        store.append(rows(longest - 1, key_dim), rows(longest - 1, value_dim), [(0, n) for n in before])
+    alone = min(3, longest) if len(lengths) == 1 else 1
+    before = [max(n - alone, 0) for n in lengths]
+    if longest > alone:
+        store.append(rows(longest - alone, key_dim), rows(longest - alone, value_dim), [(0, n) for n in before])
         store.settle()
-    last = [(0, n - m) for n, m in zip(lengths, before, strict=True)]
-    store.append(rows(1, key_dim), rows(1, value_dim), last)
+    for i in range(alone):
+        last = [(0, min(max(n - m - i, 0), 1)) for n, m in zip(lengths, before, strict=True)]
+        store.append(rows(1, key_dim), rows(1, value_dim), last)
     return store
 
 

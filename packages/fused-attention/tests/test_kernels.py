@@ -191,3 +191,30 @@ def test_every_mutant_of_dense_rows_is_noticed(tools, emulated, monkeypatch):
 
     monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *file: source.read(*file))
     assert surviving_mutants(Part("dense_rows.metal", "mlx_kv", (), ()), DENSE_ROWS, check) == []
+
+
+STAGED_ROWS = [
+    Mutant("const bool staged = row >= written_rows;", "const bool staged = row > written_rows;"),
+    Mutant("staged ? staged_codes : codes", "staged ? codes : codes"),
+    Mutant("staged ? staged_scale : scale", "staged ? scale : scale"),
+    Mutant("staged ? staged_minimum : minimum", "staged ? minimum : minimum"),
+    Mutant("place[11] - place[20]", "place[11]"),
+    Mutant("long(kv_head) * STAGED - values.written_rows", "-values.written_rows"),
+    Mutant("staged_scale + staged_row * VALUE_GROUPS", "staged_scale + staged_row"),
+]
+
+
+def test_every_mutant_of_staged_rows_is_noticed(tools, emulated, monkeypatch):
+    store = tools.filled("kivi(bits=2, residual=32)", [100], 2, 64, 64, mx.float32)
+    assert store.values.staged_rows == 2  # of the three appended alone
+    queries = tools.queries(1, 4, 64, mx.float32)
+    truth, layout = tools.oracle(queries, store, 0.2)[0], store.layout()
+
+    def check():
+        with CHECKED.active():
+            assert tools.error(attend(queries, layout, 0.2, backend="emulator"), truth) < 1e-5
+
+    from mlx_kv_kernels import source
+
+    monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *file: source.read(*file))
+    assert surviving_mutants(Part("kivi_rows.metal", "mlx_kv_kivi", (), ()), STAGED_ROWS, check) == []

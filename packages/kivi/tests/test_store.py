@@ -110,7 +110,7 @@ def test_bytes_of_a_real_layer():
 
 def test_packed_rows_are_not_copied_per_token():
     """A step of one token allocates a small part of what the store holds."""
-    store = filled(Kivi(residual=32), 8192 + 100, heads=2, chunk=2048)
+    store = filled(Kivi(residual=32), 16384 + 100, heads=2, chunk=2048)
     token = mx.random.normal((1, 2, 1, 64), mx.float16)
     held = store.buffers()["keys_codes"].data.nbytes
     for _ in range(100):

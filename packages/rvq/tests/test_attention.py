@@ -33,12 +33,15 @@ def numbers(array):
 
 
 def filled(config, dim, dtype, lengths):
-    """A store of rows with a bias in some channels, for the means."""
+    """A store of rows with a bias in some channels, for the means; the last three of an only sequence come singly."""
     store, n = RvqStore(config), max(lengths)
     keys, values = (mx.random.normal((len(lengths), 2, n, dim), key=mx.random.key(i)) for i in range(2))
     keys = keys + mx.where(mx.arange(dim) % 16 == 3, 4.0, 0.0)
-    store.append(keys.astype(dtype), values.astype(dtype), [(0, length) for length in lengths])
+    keys, values, alone = keys.astype(dtype), values.astype(dtype), 3 if len(lengths) == 1 else 0
+    store.append(keys[:, :, : n - alone], values[:, :, : n - alone], [(0, length - alone) for length in lengths])
     store.settle()
+    for i in range(n - alone, n):
+        store.append(keys[:, :, i : i + 1], values[:, :, i : i + 1])
     return store
 
 
@@ -111,6 +114,13 @@ MUTANTS = {
         ("float factor(int row) const { return float(norm[row]); }", "float factor(int row) const { return 1.0f; }"),
     ],
     "rows of a power of two": [
+        ("const bool staged = row >= written_rows;", "const bool staged = row > written_rows;"),
+        ("staged ? staged_codes : codes", "staged ? codes : codes"),
+        ("(staged ? staged_norm : norm)", "norm"),
+        ("place[1] - place[12]", "place[1]"),
+        ("place + 13", "place + 12"),
+        ("kv_head * STAGED - rows.written_rows) * Rows::WORDS", "-rows.written_rows) * Rows::WORDS"),
+        ("staged_norm + kv_head * STAGED", "staged_norm"),
         ("(row < exact_rows ? exact : tail)", "tail"),
         ("mask < 32; mask *= 2", "mask < 16; mask *= 2"),
         ("x[high] = a - b;", "x[high] = b - a;"),
@@ -123,7 +133,7 @@ MUTANTS = {
         ("row < packed_rows", "row <= packed_rows"),
     ],
     "rows of several stages": [
-        ("long(row) * WORDS + stage * STREAM, first", "long(row) * WORDS + STREAM, first"),
+        ("own + stage * STREAM, first", "own + STREAM, first"),
         ("levels[stage * LEVELS + r.codes", "levels[r.codes"),
         ("r.codes[stage].get", "r.codes[0].get"),
     ],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from mlx_kv.layout import Format, Layout, input_array
+from mlx_kv.turn import STAGED
 
 from .config import Kivi
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from .packed import PackedRows
     from .store import KiviStore
 
-_BUFFERS = ("codes", "scale", "minimum", "exact", "tail")
+_CODED = ("codes", "scale", "minimum")
+_BUFFERS = (*_CODED, "exact", "tail")
 
 
 def describe(store: KiviStore) -> Layout | None:
@@ -31,9 +33,9 @@ def describe(store: KiviStore) -> Layout | None:
     dtype = keys_tail.dtype
     return Layout(
         kivi_format(config, kv_heads, key_dim, values_tail.shape[3], dtype),
-        _arrays(keys, dtype) + _arrays(values, dtype),
+        _arrays(keys, dtype) + _arrays(values, dtype) + _staged(values, dtype),
         tuple(rows),
-        tuple([_place(keys, b, n) + _place(values, b, n) for b, n in enumerate(rows)]),
+        tuple([(*_place(keys, b, n), *_place(values, b, n), values.staged_rows) for b, n in enumerate(rows)]),
         store.dense,
         tuple([(first, max(first, packed // size * size)) for packed in values.codes.lengths]),
     )
@@ -46,6 +48,7 @@ def kivi_format(config: Kivi, kv_heads: int, key_dim: int, value_dim: int, dtype
         "KEY_BITS": config.bits_of_keys,
         "VALUE_BITS": config.bits_of_values,
         "GROUP_SIZE": config.group_size,
+        "STAGED": STAGED,
     }
     return Format(
         "kivi",
@@ -54,8 +57,11 @@ def kivi_format(config: Kivi, kv_heads: int, key_dim: int, value_dim: int, dtype
         key_dim,
         value_dim,
         dtype,
-        inputs=tuple(f"{side}_{name}" for side in ("key", "value") for name in _BUFFERS),
-        places=20,
+        inputs=(
+            *(f"{side}_{name}" for side in ("key", "value") for name in _BUFFERS),
+            *(f"staged_{name}" for name in _CODED),
+        ),
+        places=21,
         constants=tuple(constants.items()),
         tile_rows=config.group_size,
         key_bits=config.bits_of_keys,
@@ -74,12 +80,17 @@ def _arrays(side: PackedRows, dtype: mx.Dtype) -> tuple[mx.array, ...]:
     )
 
 
+def _staged(side: PackedRows, dtype: mx.Dtype) -> tuple[mx.array, ...]:
+    dtypes = mx.uint32, dtype, dtype
+    return tuple(side.staged) or tuple([input_array(None, each) for each in dtypes])
+
+
 def _place(side: PackedRows, sequence: int, rows: int) -> tuple[int, ...]:
     """Return a sequence's numbers on one side, as the Metal text counts them."""
     exact, codes, scale, tail = side.exact, side.codes, side.scale, side.tail
     return (
         exact.ends[sequence] - exact.begins[sequence],
-        codes.ends[sequence] - codes.begins[sequence],
+        codes.ends[sequence] - codes.begins[sequence] + side.staged_rows,
         exact.begins[sequence],
         codes.begins[sequence],
         scale.begins[sequence],

@@ -16,13 +16,17 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
+Quantizer = Callable[[mx.array], Quantized]
+Dequantizer = Callable[[Quantized], mx.array]
+
+
 class PackedRows(PackedSide):
     """Rows of one head dim of which the older ones are quantised."""
 
     def __init__(
         self,
-        quantize: Callable[[mx.array], Quantized],
-        dequantize: Callable[[Quantized], mx.array],
+        quantize: Quantizer,
+        dequantize: Dequantizer,
         rows_per_scale: int,
         sinks: int,
     ) -> None:
@@ -44,6 +48,11 @@ class PackedRows(PackedSide):
     def scales(self) -> dict[str, tuple[RowBuffer, int]]:
         """Scale and minimum of each group."""
         return {"scale": (self.scale, self.rows_per_scale), "minimum": (self.minimum, self.rows_per_scale)}
+
+    @property
+    def row_packer(self) -> Quantizer | None:
+        """The quantiser, if no rows share a scale."""
+        return self.quantize if self.rows_per_scale == 1 else None
 
     def pack(
         self, rows: Float[mx.array, "batch heads rows dim"], done: Sequence[int], exact: Sequence[int]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache
 from typing import TYPE_CHECKING, Self
 
 from mlx_kv.layout import Layout
@@ -11,7 +11,7 @@ from mlx_kv.packing import PackedStore
 
 from .config import Kivi
 from .layout import describe
-from .packed import PackedRows
+from .packed import Dequantizer, PackedRows, Quantizer
 from .quantize import dequantize_keys, dequantize_values, quantize_keys, quantize_values
 
 if TYPE_CHECKING:
@@ -27,11 +27,9 @@ class KiviStore(PackedStore[PackedRows]):
     def __init__(self, config: Kivi | None = None) -> None:
         """Make an empty store."""
         self.config = c = config or Kivi()
-        keys = {"bits": c.bits_of_keys, "group_size": c.group_size}
-        values = {"bits": c.bits_of_values, "group_size": c.group_size}
         super().__init__(
-            PackedRows(partial(quantize_keys, **keys), partial(dequantize_keys, **keys), c.group_size, c.sinks),
-            PackedRows(partial(quantize_values, **values), partial(dequantize_values, **values), 1, c.sinks),
+            PackedRows(*_keys(c.bits_of_keys, c.group_size), c.group_size, c.sinks),
+            PackedRows(*_values(c.bits_of_values, c.group_size), 1, c.sinks),
             c.rollback,
             c.defer,
         )
@@ -70,3 +68,19 @@ class KiviStore(PackedStore[PackedRows]):
         store = type(self)(self.config)
         store.defer = self.defer
         return store
+
+
+# The same functions for all stores of a configuration: see PackedSide.row_packer.
+
+
+@cache
+def _keys(bits: int, group_size: int) -> tuple[Quantizer, Dequantizer]:
+    return lambda rows: quantize_keys(rows, bits, group_size), lambda packed: dequantize_keys(packed, bits, group_size)
+
+
+@cache
+def _values(bits: int, group_size: int) -> tuple[Quantizer, Dequantizer]:
+    return (
+        lambda rows: quantize_values(rows, bits, group_size),
+        lambda packed: dequantize_values(packed, bits, group_size),
+    )

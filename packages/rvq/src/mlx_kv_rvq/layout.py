@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from mlx_kv.layout import Basis, Format, Layout, input_array
+from mlx_kv.turn import STAGED
 
 from .codec import RotatedCodec
 from .config import BLOCK, Rvq
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from .packed import PackedRows
     from .store import RvqStore
 
-_BUFFERS = ("codes", "norm", "mean", "exact", "tail")
+_BUFFERS = ("codes", "norm", "mean", "exact", "tail", "staged_codes", "staged_norm")
 _TABLES = ("flips", "hadamard", "levels")
 _UNCENTERED_TILE = 64
 
@@ -54,6 +55,7 @@ def rvq_format(config: Rvq, kv_heads: int, key_dim: int, value_dim: int, dtype: 
         "CODE_BITS_OF_VALUES": config.value_bits,
         "STAGES": config.stages,
         "CENTER": int(config.center),
+        "STAGED": STAGED,
     }
     in_tiles = config.stages == 1 and {config.key_bits, config.value_bits} <= {2, 4}
     return Format(
@@ -64,7 +66,7 @@ def rvq_format(config: Rvq, kv_heads: int, key_dim: int, value_dim: int, dtype: 
         value_dim,
         dtype,
         inputs=tuple(f"{side}_{name}" for side in ("key", "value") for name in (*_BUFFERS, *_TABLES)),
-        places=24,
+        places=26,
         constants=tuple(constants.items()),
         tile_rows=(BLOCK if config.center else _UNCENTERED_TILE) if in_tiles else 0,
         key_bits=config.key_bits,
@@ -87,10 +89,11 @@ def _arrays(side: PackedRows) -> tuple[mx.array, ...]:
     dtypes = (mx.uint32, mx.bfloat16, *(side.dtype,) * 3)
     buffers = (side.codes, side.norm, side.mean, side.exact, side.tail)
     held = [input_array(buffer.data, dtype) for buffer, dtype in zip(buffers, dtypes, strict=True)]
+    staged = side.staged or [input_array(None, dtype) for dtype in dtypes[:2]]
     codec = side.codec
     if not isinstance(codec, RotatedCodec):
         raise TypeError(f"[rvq] expected rows encoded by rotation, got {type(codec).__name__}")
-    return (*held, *tables(side.dim, codec.seed, codec.bits, codec.stages, False))
+    return (*held, *staged, *tables(side.dim, codec.seed, codec.bits, codec.stages, False))
 
 
 def _place(side: PackedRows, sequence: int, rows: int) -> tuple[int, ...]:
@@ -99,8 +102,9 @@ def _place(side: PackedRows, sequence: int, rows: int) -> tuple[int, ...]:
     begins = [buffer.begins[sequence] if buffer.begins else 0 for buffer in buffers[:-1]]
     return (
         side.exact.lengths[sequence],
-        side.codes.lengths[sequence],
+        side.codes.lengths[sequence] + side.staged_rows,
         *begins,
         side.tail.ends[sequence] - rows,
         *(0 if buffer.data is None else buffer.data.shape[2] for buffer in buffers),
+        side.staged_rows,
     )

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from mlx_kv.packing import STEP, PackedSide
 from mlx_kv.rows import RowBuffer, Span
+from mlx_kv.turn import RowPacker
 from mlx_kv_kernels import gather_rows
 
+from .codec import Codec
 from .config import BLOCK
 from .reference import Encoded
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
-
-    from .codec import Codec
 
 
 class PackedRows(PackedSide):
@@ -40,6 +41,11 @@ class PackedRows(PackedSide):
     def scales(self) -> dict[str, tuple[RowBuffer, int]]:
         """Norms of rows, and the means of blocks if they are centred."""
         return {"norm": (self.norm, 1), **({"mean": (self.mean, BLOCK)} if self.codec.centered else {})}
+
+    @property
+    def row_packer(self) -> RowPacker | None:
+        """The codec, if rows are not centred."""
+        return None if self.codec.centered else _row_packer(self.codec)
 
     def append(self, rows: Float[mx.array, "batch heads rows dim"], spans: Sequence[Span]) -> None:
         """Append a chunk to the tail."""
@@ -65,6 +71,7 @@ class PackedRows(PackedSide):
         are encoded, and packed ones that come to stand among the first `sinks` are held as they read. Not for centred
         rows, which hang on their block.
         """
+        self.write_staged()
         packed = self.codes.lengths
         if not any(packed):
             tail = gather_rows(self.tail.view(), indices)
@@ -130,3 +137,8 @@ class PackedRows(PackedSide):
             own = gather_rows(view, mx.clip(place, 0, view.shape[2] - 1))
             found = mx.where((indices >= mx.array(packed)[:, None, None])[..., None], own, found)
         return found
+
+
+@cache
+def _row_packer(codec: Codec) -> RowPacker:
+    return lambda rows: codec.encode(rows, ())[:2]

@@ -12,12 +12,14 @@ from mlx_kv_kernels import gather_rows
 
 from .rows import RowBuffer, Span
 from .store import Store, whole
+from .turn import RowPacker, can_take_turn, take_turn
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 STEP = 256
 """Rows by which packed buffers grow, as mlx-lm's cache does."""
+_ONE_TOKEN = [(0, 1)]
 _TAIL_STEP = 64  # rows by which the tail grows: it slides, and is moved to its buffer's front that often
 
 
@@ -26,7 +28,9 @@ class PackedSide(ABC):
 
     Of a sequence of n rows, the rows 0..packed-1 are held as codes (the first `sinks` of them exactly, beside their
     codes, which are never read), and the tail holds the others in full precision. With rollback the tail reaches back
-    over rows that are packed as well, as far as taking back tokens may have to unpack them.
+    over rows that are packed as well, as far as taking back tokens may have to unpack them. The last packed rows of an
+    only sequence may be staged (turn.py): attention reads them there, and whatever else looks at the buffers has them
+    written behind the others first.
     """
 
     def __init__(self, sinks: int) -> None:
@@ -35,6 +39,8 @@ class PackedSide(ABC):
         self.codes = RowBuffer(STEP)
         self.exact = RowBuffer(max(sinks, 1))
         self.tail = RowBuffer(_TAIL_STEP)
+        self.staged: list[mx.array] = []  # for each of `coded`
+        self.staged_rows = 0
 
     @abstractmethod
     def scales(self) -> dict[str, tuple[RowBuffer, int]]:
@@ -53,8 +59,19 @@ class PackedSide(ABC):
     def unpack(self) -> Float[mx.array, "batch heads rows dim"]:
         """Return all packed rows in the model's dtype."""
 
+    @property
+    @abstractmethod
+    def row_packer(self) -> RowPacker | None:
+        """What packs rows each on its own, the same object for all sides that pack alike; None where rows share."""
+
+    @property
+    def packed_rows(self) -> int:
+        """Rows packed of the only sequence."""
+        return self.codes.ends[0] - self.codes.begins[0] + self.staged_rows
+
     def buffers(self) -> dict[str, RowBuffer]:
         """The buffers by name."""
+        self.write_staged()
         scales = {name: buffer for name, (buffer, _) in self.scales().items()}
         return {"codes": self.codes, **scales, "exact": self.exact, "tail": self.tail}
 
@@ -71,6 +88,7 @@ class PackedSide(ABC):
             floor: first row that the tail must keep.
             waits: sequences that are to stay as they are.
         """
+        self.write_staged()
         done = self.codes.lengths
         tail_begins = [n - length for n, length in zip(rows, self.tail.lengths, strict=True)]
         due = [0 if wait else max(new - old, 0) for old, new, wait in zip(done, packed, waits, strict=True)]
@@ -83,13 +101,15 @@ class PackedSide(ABC):
 
     def truncate(self, counts: Sequence[int], packed: Sequence[int]) -> None:
         """Drop the newest counts[b] rows, and the codes from packed[b] on, whose rows the tail still holds."""
+        self.write_staged()
         self.tail.drop_back(counts)
-        left = [(buffer, [n // shared for n in packed]) for buffer, shared in self._coded()]
+        left = [(buffer, [n // shared for n in packed]) for buffer, shared in self.coded()]
         for buffer, rows in [*left, (self.exact, [min(n, self.sinks) for n in packed])]:
             buffer.drop_back([max(old - new, 0) for old, new in zip(buffer.lengths, rows, strict=True)])
 
     def dense(self, rows: Sequence[int]) -> Float[mx.array, "batch heads rows dim"]:
         """Return all rows in the model's dtype, each sequence from its row 0: [batch, heads, max(rows), dim]."""
+        self.write_staged()
         packed, exact, tail = self.codes.lengths, self.exact.lengths, self.tail.lengths
         if not any(packed):
             return self.tail.view()
@@ -109,7 +129,15 @@ class PackedSide(ABC):
         places = mx.where(j < mx.array(packed)[:, None], in_codes, in_tail)
         return _take(source, mx.where(j < mx.array(exact)[:, None], j, places))
 
-    def _coded(self) -> list[tuple[RowBuffer, int]]:
+    def write_staged(self) -> None:
+        """Write the staged rows behind the other packed ones."""
+        if self.staged_rows:
+            for (buffer, _), rows in zip(self.coded(), self.staged, strict=True):
+                buffer.append(rows, [(0, self.staged_rows)])
+            self.staged, self.staged_rows = [], 0
+
+    def coded(self) -> list[tuple[RowBuffer, int]]:
+        """The buffers of what `pack` returns, and how many rows share a row of each."""
         return [(self.codes, 1), *self.scales().values()]
 
     def _pack(self, done: Sequence[int], spans: Sequence[Span]) -> None:
@@ -118,7 +146,7 @@ class PackedSide(ABC):
         rows = self.tail.part(spans)
         exact = [min(max(self.sinks - old, 0), n) for old, n in zip(done, counts, strict=True)]
         self.exact.append(rows, [(0, n) for n in exact])
-        for (buffer, shared), packed in zip(self._coded(), self.pack(rows, done, exact), strict=True):
+        for (buffer, shared), packed in zip(self.coded(), self.pack(rows, done, exact), strict=True):
             buffer.append(packed, [(0, n // shared) for n in counts])
 
 
@@ -164,6 +192,8 @@ class PackedStore(Store, Generic[Side]):
         spans: Sequence[Span] | None = None,
     ) -> None:
         """Append a chunk in full precision, after packing what the rows before it had made due."""
+        if spans == _ONE_TOKEN and self._take_turn(keys, values):
+            return
         self.check(keys.shape[3], values.shape[3])
         spans = whole(keys) if spans is None else spans
         if not self._rows:
@@ -176,6 +206,18 @@ class PackedStore(Store, Generic[Side]):
         counts = [last - first for first, last in spans]
         drafted = 1 + self._rollback  # as many at a time may be a draft that is being verified
         self._in_prompt = [n > drafted if n else before for n, before in zip(counts, self._in_prompt, strict=True)]
+
+    def _take_turn(self, keys: mx.array, values: mx.array) -> bool:
+        """Settle, and append a token of the only sequence; False if that is more than a turn."""
+        if len(self._rows) != 1 or self._rollback or self._in_prompt[0]:
+            return False
+        sides = self.keys, self.values
+        dues = [self.packed(side, self._rows)[0] - side.packed_rows for side in sides]
+        if not (can_take_turn(sides[0], dues[0], keys) and can_take_turn(sides[1], dues[1], values)):
+            return False
+        take_turn(sides, dues, (keys, values))
+        self._rows = self._most = [self._rows[0] + 1]
+        return True
 
     def settle(self) -> None:
         """Pack the rows that are due; with `defer`, not before the prompt has ended."""

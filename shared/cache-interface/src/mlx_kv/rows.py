@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
@@ -92,6 +92,16 @@ class RowBuffer:
     def advance(self, counts: Sequence[int]) -> None:
         """Count counts[b] more rows as held, which have been written where `reserve` made room."""
         self.ends = [end + n for end, n in zip(self.ends, counts, strict=True)]
+
+    def at_front(self) -> mx.array:
+        """Return the array of the only sequence, moved to its front if it is not there, or has no room for a row."""
+        if self.data is None or self.begins[0] or self.ends[0] == self.limits[0]:
+            self._rebuild(self._rooms([1]))
+        return cast("mx.array", self.data)
+
+    def restart(self, data: Shaped[mx.array, "1 heads room width"], length: int) -> None:
+        """Hold the first `length` rows of an array, as the only sequence's."""
+        self.data, self.begins, self.ends, self.limits = data, [0], [length], [data.shape[2]]
 
     def view(self) -> Shaped[mx.array, "batch heads rows width"]:
         """Return every sequence from its first row on; what lies beyond a sequence's own length has no meaning."""

@@ -1,6 +1,7 @@
 // Reads KIVI's rows for attention: exact first rows, packed rows, full-precision tail (packed.py). `place` holds for the keys,
 // then for the values: exact rows held, rows packed; first row in `exact`, in `codes`, in `scale`, and in `tail` less its row; and
-// all rows of each of the four (a kernel that asked for shapes would pass an argument more for each array).
+// all rows of each of the four (a kernel that asked for shapes would pass an argument more for each array); then how many of the
+// values packed last are staged (turn.py), in arrays of STAGED rows.
 
 // In a matrix fragment codes stand as half numbers times 2^(BITS * place in the byte): the bits of a subnormal, in units of 2^-24,
 // where the hardware keeps subnormals, else the difference of two numbers above 1024.
@@ -85,6 +86,10 @@ template <typename T, int BITS, int GROUP, int DIM, bool SUBNORMAL> struct KiviV
     const device uint* codes;
     const device T* scale;
     const device T* minimum;
+    const device uint* staged_codes;
+    const device T* staged_scale;
+    const device T* staged_minimum;
+    int written_rows;                                // from here on packed rows are staged
     exact_and_tail<T, DIM> others;
 
     template <int N> struct Row {
@@ -96,13 +101,15 @@ template <typename T, int BITS, int GROUP, int DIM, bool SUBNORMAL> struct KiviV
     template <int N> METAL_FUNC void load(int row, int first, thread Row<N>& r) const {
         r.packed = others.packed(row);
         if (r.packed) {
-            r.codes.load(codes + long(row) * WORDS, first);
-            const long groups = long(row) * GROUPS;
+            const bool staged = row >= written_rows;
+            r.codes.load((staged ? staged_codes : codes) + long(row) * WORDS, first);
+            const device T* scales = (staged ? staged_scale : scale) + long(row) * GROUPS;
+            const device T* minima = (staged ? staged_minimum : minimum) + long(row) * GROUPS;
             const int group = metal::min(first / GROUP, GROUPS - 1), last = metal::min((first + N - 1) / GROUP, GROUPS - 1);
-            r.scale = scale[groups + group];
-            r.minimum = minimum[groups + group];
-            r.last_scale = scale[groups + last];
-            r.last_minimum = minimum[groups + last];
+            r.scale = scales[group];
+            r.minimum = minima[group];
+            r.last_scale = scales[last];
+            r.last_minimum = minima[last];
         } else {
             r.exact.load(others.from(row) + first, DIM - first);
         }
@@ -159,3 +166,8 @@ template <typename T, int BITS, int GROUP, int DIM, bool SUBNORMAL> struct KiviV
     values.others.tail = value_tail + (long(kv_head) * place[19] + place[15]) * VALUE_DIM;
     values.others.exact_rows = place[10];
     values.others.packed_rows = place[11];
+    values.written_rows = place[11] - place[20];
+    const long staged_row = long(kv_head) * STAGED - values.written_rows;
+    values.staged_codes = staged_codes + staged_row * VALUE_WORDS;
+    values.staged_scale = staged_scale + staged_row * VALUE_GROUPS;
+    values.staged_minimum = staged_minimum + staged_row * VALUE_GROUPS;

@@ -1,0 +1,94 @@
+"""A single token's turn in a packed store of one sequence: what decoding does in every layer, at every step.
+
+It does what PackedSide.settle and append do for chunks and batches, in two launches that MLX compiles as one: on a fast
+device the host decides how long a step takes, and every buffer written to costs it as much as a kernel. Packed rows
+wait in small buffers, `staged`, to be written behind the others STAGED at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, cast
+
+import mlx.core as mx
+
+from mlx_kv_kernels import Backend, resolve_backend
+from mlx_kv_kernels.launch import Launch, launches
+from mlx_kv_kernels.put import numbers_of, put_each
+
+if TYPE_CHECKING:
+    from .packing import PackedSide
+
+STAGED = 32
+"""Rows of a staged buffer."""
+
+RowPacker = Callable[[mx.array], Sequence[mx.array]]
+"""Packs rows [1, heads, 1, dim], each on its own: an array for each of a side's coded buffers."""
+
+
+def can_take_turn(side: PackedSide, due: int, row: mx.array) -> bool:
+    """Tell whether there is nothing to pack but, if `due` is 1, a row beyond the exact ones, which can be staged."""
+    tail = side.tail.data
+    if tail is None or row.shape[3] != tail.shape[3] or row.dtype != tail.dtype:
+        return False
+    if due != 1:
+        return due == 0
+    unstaged = side.packed_rows - side.staged_rows
+    return side.row_packer is not None and side.staged_rows < STAGED and unstaged >= max(side.sinks, 1)
+
+
+def take_turn(sides: Sequence[PackedSide], dues: Sequence[int], rows: Sequence[mx.array]) -> None:
+    """Append rows [1, heads, 1, dim] to the sides' tails; where one is due, pack the tail's first and drop it."""
+    packers: list[RowPacker | None] = []
+    arrays: list[mx.array] = []
+    places: list[tuple[int, int, int]] = []
+    for side, due, row in zip(sides, dues, rows, strict=True):
+        tail = side.tail.at_front()
+        arrays += (row, tail)
+        places.append((tail.shape[2], due, side.tail.ends[0] - due))
+        packers.append(side.row_packer if due else None)
+        if due:
+            staged = side.staged or _blank(side)
+            arrays += staged
+            places += [(STAGED, 0, side.staged_rows)] * len(staged)
+    launch = _launch(tuple(packers), resolve_backend())
+    written = iter(launch([numbers_of(places), *arrays]))
+    for side, due in zip(sides, dues, strict=True):
+        side.tail.restart(next(written), side.tail.ends[0] - due + 1)
+        if due:
+            side.staged = [next(written) for _ in side.coded()]
+            side.staged_rows += 1
+
+
+@launches  # the layers of a model usually agree
+def _launch(packers: tuple[RowPacker | None, ...], backend: Backend) -> Launch:
+    """Return the launch for sides of which those with a packer pack their tail's first row.
+
+    It takes `numbers_of` the places, then of each side the new row, the tail and, with a packer, the staged buffers;
+    it returns the tail and those buffers of each side.
+    """
+
+    def launch(arrays: list[mx.array]) -> list[mx.array]:
+        given = iter(arrays[1:])
+        puts: list[tuple[mx.array, mx.array]] = []
+        for packer in packers:
+            row, tail = next(given), next(given)
+            puts.append((tail, row))
+            if packer:
+                puts += [(next(given), packed) for packed in packer(tail[:, :, :1])]
+        return put_each(puts, arrays[0], backend)
+
+    return Launch(launch, compiles=backend in ("metal", "cuda"))
+
+
+def _blank(side: PackedSide) -> list[mx.array]:
+    data = [cast("mx.array", buffer.data) for buffer, _ in side.coded()]
+    return [_blank_buffer(rows.shape[1], rows.shape[3], rows.dtype) for rows in data]
+
+
+@cache
+def _blank_buffer(heads: int, width: int, dtype: mx.Dtype) -> mx.array:
+    blank = mx.zeros((1, heads, STAGED, width), dtype)
+    mx.eval(blank)
+    return blank
