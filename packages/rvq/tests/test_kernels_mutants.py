@@ -17,11 +17,17 @@ ENCODE = [
     Mutant("x[i] = x[i] + simd_shuffle_xor(x[i], ushort(MASK));", ""),
     Mutant("float(128 - int(skip))", "128.0f"),
     Mutant("block == 0 ? uint(params[1 + sequence]) : 0;", "uint(params[1 + sequence]);"),
-    Mutant("sums[own] = float(rounded);", "sums[own] = average;"),
+    Mutant("precise_mul(float(rounded), metal::sqrt(float(DIM)))", "precise_mul(average, metal::sqrt(float(DIM)))"),
+    Mutant("average = precise_mul(average, scale);", ""),
     Mutant("const bool inside = row < rows;", "const bool inside = row <= rows;"),
     Mutant("square < LARGEST_SQUARE;", "true;"),
-    Mutant("above ? left[half_size + i]", "above ? left[half_size + i - 1]"),
-    Mutant("signs |= flips[word + 1] << (32 - shift)", "signs |= flips[word + 1] << (31 - shift)"),
+    Mutant("7.888609052210118e-31f * DIM", "7.888609052210118e-31f"),
+    Mutant("1.2676506002282294e30f * DIM", "1.2676506002282294e30f"),
+    Mutant("above ? level[half_size + i]", "above ? level[half_size + i - 1]"),
+    Mutant("above ? border[half_size + i]", "above ? border[half_size + i - 1]"),
+    Mutant("words[w] ^ changed[w]", "words[w]"),
+    Mutant("signs + part * COUNT * sizeof(T) / 4", "signs"),
+    Mutant("bits_of(from[(w * IN_WORD + 1) * stride]) << 16", "bits_of(from[(w * IN_WORD + 1) * stride]) << 15"),
     Mutant("reinterpret_cast<ulong>(from) % BYTES == 0", "true"),
     Mutant("y[i] = y[i] - centroid;", "y[i] = y[i] + centroid;"),
     Mutant("code >> (32 - shift)", "code >> (31 - shift)"),
@@ -29,6 +35,9 @@ ENCODE = [
     Mutant("size = precise_mul(size, 1.0f / over_lanes(fold<COUNT>(unit_row)));", ""),
     Mutant("y[i] = usual ? y[i] : 0.0f;", ";"),
     Mutant("whole ? 1u << shift : 1u", "1u"),
+    Mutant("(as_type<uint>(x[i]) & 0x80000000u) >> (31 - top % 32)", "as_type<uint>(x[i]) >> (31 - top % 32)"),
+    Mutant("bits_from(negative, 32 * w + lower)", "bits_from(negative, 32 * w)"),
+    Mutant("as_type<uint>(centroid) | (as_type<uint>(y[i]) & 0x80000000u)", "as_type<uint>(centroid)"),
 ]
 DECODE = [
     Mutant("y[high] = a - b;", "y[high] = b - a;"),
@@ -63,8 +72,10 @@ def encode_cases():
     shifted = mx.pad(rows((2, 2, 256, 80), mx.float32) + 1, [(0, 0), (0, 0), (2, 3), (0, 0)])[:, :, 2:-3]
     large = rows((2, 1, 33, 128), mx.float32)
     large[..., 7, :] *= 2.0**60  # not where it would make its whole block's mean large
+    large[..., 8, :] *= 2.0**45  # a norm of about 2^48, and one of 2^-53: still usual, and not
+    large[..., 9, :] *= 2.0**-56
     large = mx.pad(large, [(0, 0)] * 3 + [(1, 2)])[..., 1:-2]  # not aligned
-    half = rows((1, 1, 128, 80), mx.float16) + 3.3
+    half = mx.pad(rows((1, 1, 128, 112), mx.float16) + 3.3, [(0, 0)] * 3 + [(1, 2)])[..., 1:-2]
     return [
         {"x": shifted, "skip": [5, 0], **CENTERED},
         {"x": large, "skip": [], **STAGED},

@@ -26,7 +26,7 @@ def codebooks(dim: int, bits: int, stages: int) -> tuple[Levels, ...]:
     weights = [(1 - t * t) ** ((dim - 3) / 2) for t in points]
     books: list[Levels] = []
     for _ in range(stages):
-        levels = lloyd_max(points, weights, 1 << bits)
+        levels = symmetric(lloyd_max(points, weights, 1 << bits))
         books.append(levels)
         borders = midpoints(levels)
         left = sorted((t - levels[bisect_right(borders, t)], weight) for t, weight in zip(points, weights, strict=True))
@@ -49,6 +49,11 @@ def lloyd_max(points: Sequence[float], weights: Sequence[float], count: int) -> 
         if means == levels:  # cells of points: after finitely many turns nothing moves
             return tuple(levels)
         levels = means
+
+
+def symmetric(levels: Sequence[float]) -> Levels:
+    """Return levels of a symmetric density as they are but for rounding: each the negative of its opposite."""
+    return tuple((a - b) / 2 for a, b in zip(levels, reversed(levels), strict=True))
 
 
 def midpoints(levels: Sequence[float]) -> Levels:

@@ -32,7 +32,7 @@ _TEMPLATE = ("T", "DIM", "ODD", "BITS", "STAGES", "CENTER", "SCALE")
 ENCODE = Kernel(
     "encode",
     "mlx_kv_rvq",
-    ("x", "flips", "hadamard", "codebook", "params"),
+    ("x", "signs", "hadamard", "codebook", "params"),
     ("codes", "norm", "mean"),
     template=(*_TEMPLATE, "UNBIASED"),
     ensure_row_contiguous=False,
@@ -93,7 +93,11 @@ def _encoder(
     sequences, heads, _, _ = four = _four_axes(shape)
     threads = 4 * BLOCK if center else _THREADS
     # Of arrays with fewer axes, the first is a head's or a row's here; skip is given only where it is the batch's.
-    rest = [*tables(dim, seed, bits, stages, False), _params((rows, *(skip or [0] * sequences)))]
+    rest = [
+        _signs(dim, seed, dtype),
+        *tables(dim, seed, bits, stages, False)[1:],
+        _params((rows, *(skip or [0] * sequences))),
+    ]
     mean_shape = (*batch, rows // BLOCK, dim) if center else (CONSTANT_BELOW,)
     launch = ENCODE.prepare(
         inputs=[(dtype, four), *((array.dtype, array.shape) for array in rest)],
@@ -151,6 +155,16 @@ def tables(dim: int, seed: int, bits: int, stages: int, transposed: bool) -> tup
     books = codebooks(dim, bits, stages)
     levels = [*chain.from_iterable(books), *chain.from_iterable((*midpoints(book), 0.0) for book in books)]
     return flips, numbers(_filled(rows), mx.uint32), numbers(_filled(levels), mx.float32)
+
+
+@cache
+def _signs(dim: int, seed: int, dtype: mx.Dtype) -> mx.array:
+    """The bits that change in the words of a row, as it lies in memory."""
+    width = 8 * dtype.size
+    top = [1 << width - 1 if minus else 0 for minus in negative(dim, seed)]
+    in_word = 32 // width
+    words = [sum(top[i + j] << width * j for j in range(in_word)) for i in range(0, dim, in_word)]
+    return numbers(tuple(words), mx.uint32)
 
 
 def _words(bits: Sequence[int]) -> mx.array:

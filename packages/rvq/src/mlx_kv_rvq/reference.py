@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from .codebook import codebooks, midpoints
 from .config import BLOCK
-from .rotation import rotate, turn_back
+from .rotation import rotate_longer, turn_back
 
 if TYPE_CHECKING:
     from jaxtyping import BFloat16, Float, Float32, UInt32
@@ -56,24 +56,29 @@ def encode(
     - A row with a NaN or an infinity in it, or with a norm of 2^50 or more, reads back as NaN; if rows are centred, a
       NaN or an infinity does so to its whole block.
     """
-    y, mean = rotate(x.astype(mx.float32), seed), None
+    dim = x.shape[-1]
+    y, mean = rotate_longer(x.astype(mx.float32), seed), None  # by dim^0.5, which is taken out of means and norms
     if center:
         mean = _block_means(y, skip, x.dtype)
-        y = y - mx.repeat(mean.astype(mx.float32), BLOCK, axis=-2)
+        y = y - mx.repeat(mean.astype(mx.float32) * dim**0.5, BLOCK, axis=-2)
     square = _sum(y * y)[..., None]
-    usual = (square >= SMALLEST_SQUARE) & (square < LARGEST_SQUARE)
-    norm = mx.sqrt(square)
-    left = unit = mx.where(usual, y * (1 / norm), 0)
+    usual = (square >= SMALLEST_SQUARE * dim) & (square < LARGEST_SQUARE * dim)
+    root = mx.sqrt(square)
+    norm = root * dim**-0.5
+    left = unit = mx.where(usual, y * (1 / root), 0)
     decoded = mx.zeros_like(unit)
     streams: list[mx.array] = []
-    for levels in codebooks(x.shape[-1], bits, stages):
-        codes = (left[..., None] > mx.array(midpoints(levels))).sum(axis=-1)
+    half = 1 << bits - 1
+    for levels in codebooks(dim, bits, stages):
+        above = (mx.abs(left)[..., None] > mx.array(midpoints(levels)[half:])).sum(axis=-1)
+        negative = left.view(mx.uint32) >> 31  # of -0 too
+        codes = mx.where(negative, half - 1 - above, half + above)
         centroids = mx.take(mx.array(levels), codes)
         left, decoded = left - centroids, decoded + centroids
         streams.append(pack(codes.astype(mx.uint32), bits))
     if unbiased:
         norm = norm * (1 / _sum(unit * decoded)[..., None])
-    norm = mx.where(usual, norm, mx.where(square < SMALLEST_SQUARE, 0, float("nan")))
+    norm = mx.where(usual, norm, mx.where(square < SMALLEST_SQUARE * dim, 0, float("nan")))
     return Encoded(mx.concatenate(streams, axis=-1), norm.astype(mx.bfloat16), mean)
 
 
@@ -136,7 +141,10 @@ def _shifts(count: int, bits: int) -> mx.array:
 
 
 def _block_means(y: mx.array, skip: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    """Return the mean of each block of 128 rows, without the first skip[b] rows of sequence b's first block."""
+    """Return the mean of each block of 128 rows, without the first skip[b] rows of sequence b's first block.
+
+    The rows are given times dim^0.5.
+    """
     *batch, rows, channels = y.shape
     counts = mx.full((rows // BLOCK, 1), BLOCK, mx.float32)
     if any(skip):
@@ -146,7 +154,7 @@ def _block_means(y: mx.array, skip: Sequence[int], dtype: mx.Dtype) -> mx.array:
     blocks = y.reshape(*batch, rows // BLOCK, BLOCK // _ROWS_OF_SIMDGROUP, _ROWS_OF_SIMDGROUP, channels)
     total = _fold(_fold(mx.moveaxis(blocks, -2, -1)).swapaxes(-1, -2))
     largest = mx.finfo(dtype).max
-    return mx.clip(total * (1 / counts), -largest, largest).astype(dtype)
+    return mx.clip(total * (1 / counts) * channels**-0.5, -largest, largest).astype(dtype)
 
 
 def _sum(x: mx.array) -> mx.array:

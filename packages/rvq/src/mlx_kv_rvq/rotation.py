@@ -44,7 +44,15 @@ def negative_columns(dim: int) -> tuple[int, ...]:
 
 
 def rotate(x: Float32[mx.array, "*batch dim"], seed: int) -> Float32[mx.array, "*batch dim"]:
-    """Rotate rows, adding in the order in which the kernel adds, so that both find the same codes."""
+    """Rotate rows."""
+    return rotate_longer(x, seed) * x.shape[-1] ** -0.5
+
+
+def rotate_longer(x: Float32[mx.array, "*batch dim"], seed: int) -> Float32[mx.array, "*batch dim"]:
+    """Rotate rows, and make them dim^0.5 times as long.
+
+    Sums are in the order in which the kernel adds, so that both find the same codes.
+    """
     dim = x.shape[-1]
     m = odd_part(dim)
     y = (x * _signs(dim, seed, x.dtype)).reshape(*x.shape[:-1], m, dim // m)
@@ -60,7 +68,7 @@ def rotate(x: Float32[mx.array, "*batch dim"], seed: int) -> Float32[mx.array, "
         for b in range(1, m):
             total = total + matrix[:, b : b + 1] * y[..., b : b + 1, :]
         y = total
-    return y.reshape(x.shape) * dim**-0.5
+    return y.reshape(x.shape)
 
 
 def turn(x: Float[mx.array, "*batch dim"], seed: int) -> Float[mx.array, "*batch dim"]:

@@ -12,39 +12,39 @@ template <> METAL_FUNC void unpack<bfloat>(uint word, thread float* to) {  // a 
     to[1] = as_type<float>(word & 0xffff0000u);
 }
 template <> METAL_FUNC void unpack<float>(uint word, thread float* to) { to[0] = as_type<float>(word); }
-// The channels of a lane, as many bytes at a time as divide them where they lie together.
-template <typename T, int COUNT> METAL_FUNC void load(const device T* from, long stride, thread float (&x)[COUNT]) {
-    constexpr int BYTES = COUNT * sizeof(T) % 16 == 0 ? 16 : 8, IN_WORD = 4 / sizeof(T);
-    if (stride == 1 && reinterpret_cast<ulong>(from) % BYTES == 0) {
+template <typename T> METAL_FUNC uint bits_of(T x) { return as_type<ushort>(x); }
+template <> METAL_FUNC uint bits_of<float>(float x) { return as_type<uint>(x); }
+template <int BYTES, int WORDS> METAL_FUNC void load_words(const device uint* from, thread uint (&words)[WORDS]) {
 #pragma unroll
-        for (int i = 0; i < COUNT; i += BYTES / 4 * IN_WORD) {
-            if constexpr (BYTES == 16) {
-                const uint4 words = *reinterpret_cast<const device uint4*>(from + i);
-                unpack<T>(words.x, x + i);
-                unpack<T>(words.y, x + i + IN_WORD);
-                unpack<T>(words.z, x + i + 2 * IN_WORD);
-                unpack<T>(words.w, x + i + 3 * IN_WORD);
-            } else {
-                const uint2 words = *reinterpret_cast<const device uint2*>(from + i);
-                unpack<T>(words.x, x + i);
-                unpack<T>(words.y, x + i + IN_WORD);
-            }
+    for (int w = 0; w < WORDS; w += BYTES / 4) {
+        if constexpr (BYTES == 16) {
+            const uint4 four = *reinterpret_cast<const device uint4*>(from + w);
+            words[w] = four.x, words[w + 1] = four.y, words[w + 2] = four.z, words[w + 3] = four.w;
+        } else {
+            const uint2 two = *reinterpret_cast<const device uint2*>(from + w);
+            words[w] = two.x, words[w + 1] = two.y;
         }
-    } else {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) x[i] = float(from[i * stride]);
     }
 }
-// Changes the signs of the channels from `first` on whose bits in `flips` are set.
-template <int COUNT> METAL_FUNC void flip(thread float (&x)[COUNT], const device uint* flips, uint first) {
+// The channels of a lane, with the signs of some changed: by an exclusive or of words as they lie in memory, as many bytes at once
+// as divide a lane's channels where they lie together.
+template <typename T, int COUNT>
+METAL_FUNC void load(const device T* from, long stride, const device uint* signs, thread float (&x)[COUNT]) {
+    constexpr int BYTES = COUNT * sizeof(T) % 16 == 0 ? 16 : 8, IN_WORD = 4 / sizeof(T), WORDS = COUNT / IN_WORD;
+    uint words[WORDS];
+    if (stride == 1 && reinterpret_cast<ulong>(from) % BYTES == 0) {
+        load_words<BYTES>(reinterpret_cast<const device uint*>(from), words);
+    } else {
 #pragma unroll
-    for (int i = 0; i < COUNT; i += 32) {
-        const uint word = (first + i) / 32, shift = (first + i) % 32;
-        uint signs = flips[word] >> shift;
-        if (COUNT % 32 != 0 && shift + metal::min(32, COUNT - i) > 32) signs |= flips[word + 1] << (32 - shift);
-#pragma unroll
-        for (int j = 0; j < 32 && i + j < COUNT; j++) x[i + j] = signs >> j & 1 ? -x[i + j] : x[i + j];
+        for (int w = 0; w < WORDS; w++) {
+            words[w] = bits_of(from[w * IN_WORD * stride]);
+            if (IN_WORD == 2) words[w] |= bits_of(from[(w * IN_WORD + 1) * stride]) << 16;
+        }
     }
+    uint changed[WORDS];
+    load_words<BYTES>(signs, changed);
+#pragma unroll
+    for (int w = 0; w < WORDS; w++) unpack<T>(words[w] ^ changed[w], x + w * IN_WORD);
 }
 // Butterflies over the power of two of DIM = ODD * 2^k, as far as they lie in a lane; channel b * 2^k + a has place a in them.
 template <int COUNT, int POWER> METAL_FUNC void butterflies(thread float (&y)[COUNT]) {
@@ -135,41 +135,49 @@ template <int N, int MASK, int COUNT> METAL_FUNC void over_rows(thread float (&x
         over_rows<N, MASK / 2>(x, lane);
     }
 }
-// The code of a number, times `unit`: how many of its stage's ascending borders are below it. Few of them stay in registers, and
-// halves are chosen.
-template <int LEVELS, typename Borders> METAL_FUNC uint code_of(float x, Borders borders, uint unit) {
-    uint code = 0;
-    if constexpr (LEVELS <= 8) {
-        float left[LEVELS];
+// The level of a magnitude; adds to `code` how many of the ascending borders are below it, times `unit`. Few levels stay in
+// registers, and halves are chosen.
+template <int LEVELS, typename Numbers>
+METAL_FUNC float quantise(float x, Numbers levels, Numbers borders, uint unit, thread uint& code) {
+    if constexpr (LEVELS <= 4) {
+        float level[LEVELS], border[LEVELS];
 #pragma unroll
-        for (int i = 0; i + 1 < LEVELS; i++) left[i] = borders[i];
+        for (int i = 0; i < LEVELS; i++) level[i] = levels[i], border[i] = borders[i];
 #pragma unroll
         for (int half_size = LEVELS / 2; half_size > 0; half_size /= 2) {
-            const bool above = x > left[half_size - 1];
-            code |= above ? half_size * unit : 0;
+            const bool above = x > border[half_size - 1];
+            if (above) code |= half_size * unit;
 #pragma unroll
-            for (int i = 0; i + 1 < half_size; i++) left[i] = above ? left[half_size + i] : left[i];
+            for (int i = 0; i < half_size; i++) {
+                level[i] = above ? level[half_size + i] : level[i];
+                border[i] = above ? border[half_size + i] : border[i];
+            }
         }
+        return level[0];
     } else {
+        uint index = 0;
 #pragma unroll
-        for (uint step = LEVELS / 2; step > 0; step /= 2) code += x > borders[code + step - 1] ? step : 0;
-        code *= unit;
+        for (uint step = LEVELS / 2; step > 0; step /= 2) index += x > borders[index + step - 1] ? step : 0;
+        code |= index * unit;
+        return levels[index];
     }
-    return code;
 }
-template <int LEVELS, typename Levels> METAL_FUNC float level_of(uint code, Levels levels, uint unit) {
-    if constexpr (LEVELS <= 8) {
-        float left[LEVELS];
+// The signs of numbers, each in the highest bit of its code.
+template <int BITS, int COUNT, int WORDS> METAL_FUNC void signs_of(const thread float (&x)[COUNT], thread uint (&words)[WORDS]) {
+    if constexpr (32 % BITS == 0) {                  // shifted in, with more of the numbers' bits, which fall away
+        constexpr uint HIGHEST = 0xffffffffu / ((1u << BITS) - 1) << (BITS - 1);
 #pragma unroll
-        for (int i = 0; i < LEVELS; i++) left[i] = levels[i];
-#pragma unroll
-        for (int half_size = LEVELS / 2; half_size > 0; half_size /= 2) {
-#pragma unroll
-            for (int i = 0; i < half_size; i++) left[i] = code & half_size * unit ? left[half_size + i] : left[i];
+        for (int i = COUNT - 1; i >= 0; i--) {
+            words[i * BITS / 32] = words[i * BITS / 32] << BITS | as_type<uint>(x[i]) >> (32 - BITS);
         }
-        return left[0];
+#pragma unroll
+        for (int w = 0; w < WORDS; w++) words[w] &= HIGHEST;
     } else {
-        return levels[code / unit];
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const int top = i * BITS + BITS - 1;
+            words[top / 32] |= (as_type<uint>(x[i]) & 0x80000000u) >> (31 - top % 32);
+        }
     }
 }
 template <int N> METAL_FUNC void store_words(const thread uint (&words)[N], device uint* to) {
@@ -200,11 +208,11 @@ METAL_FUNC float largest_of(float) { return 3.4028234663852886e38f; }
 METAL_FUNC float largest_of(half) { return 65504.0f; }
 METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
 // --- body ---
-    constexpr int COUNT = DIM / 4, LEVELS = 1 << BITS, OWN_BITS = COUNT * BITS, OWN_WORDS = (OWN_BITS + 31) / 32;
+    constexpr int COUNT = DIM / 4, LEVELS = 1 << BITS, HALF = LEVELS / 2, OWN_BITS = COUNT * BITS, OWN_WORDS = (OWN_BITS + 31) / 32;
     constexpr int ROW_WORDS = (DIM * BITS + 31) / 32, SIMDGROUPS = CENTER ? 16 : 4;
-    constexpr float SMALLEST_SQUARE = 7.888609052210118e-31f;  // 2^-100
-    constexpr float LARGEST_SQUARE = 1.2676506002282294e30f;   // 2^100
-    constexpr int PADDED = COUNT + 4;                          // four lanes of a row then read 16 bytes from different banks
+    constexpr float SMALLEST_SQUARE = 7.888609052210118e-31f * DIM;  // 2^-100, of rows DIM^0.5 times as long
+    constexpr float LARGEST_SQUARE = 1.2676506002282294e30f * DIM;   // 2^100
+    constexpr int PADDED = COUNT + 4;                                // four lanes of a row then read 16 bytes from different banks
     threadgroup float levels[STAGES * LEVELS], borders[STAGES * LEVELS];
     threadgroup float sums[CENTER ? SIMDGROUPS * 4 * PADDED : 1];
 
@@ -220,20 +228,22 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
 
     float y[COUNT] = {};
     const device T* from = x + sequence * x_strides[0] + head * x_strides[1] + row * x_strides[2] + part * COUNT * x_strides[3];
-    if (inside) load<T>(from, x_strides[3], y);
-    flip(y, flips, part * COUNT);
+    if (inside) load<T>(from, x_strides[3], signs + part * COUNT * sizeof(T) / 4, y);
     butterflies<COUNT, DIM / ODD>(y);
     across_lanes<ODD>(y, hadamard, lane);
-    const float scale = as_type<float>(uint(SCALE));  // DIM^-0.5
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) y[i] = precise_mul(y[i], scale);
+    const float scale = as_type<float>(uint(SCALE));  // DIM^-0.5, by which norms and means are multiplied, not every number
 
     if constexpr (CENTER) {
         const uint block = threadgroup_position_in_grid.x, skip = block == 0 ? uint(params[1 + sequence]) : 0;
         float counted[COUNT];
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) counted[i] = thread_index / 4 < skip ? 0.0f : y[i];
+        for (int i = 0; i < COUNT; i++) counted[i] = y[i];
         over_rows<COUNT, 16>(counted, lane);
+        if (skip > 0) {                              // again, without some rows
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) counted[i] = thread_index / 4 < skip ? 0.0f : y[i];
+            over_rows<COUNT, 16>(counted, lane);
+        }
         constexpr int HOLDERS = COUNT % 8 == 0 ? 1 : 2, OWN = HOLDERS * COUNT / 8;  // lanes that hold the same, and how much
         const uint own_sums = (thread_index / 32 * 4 + part) * PADDED + lane / (4 * HOLDERS) * OWN;
         if (lane / 4 % HOLDERS == 0) {
@@ -246,11 +256,12 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
             float of_simdgroups[SIMDGROUPS];
 #pragma unroll
             for (int s = 0; s < SIMDGROUPS; s++) of_simdgroups[s] = sums[s * 4 * PADDED + own];
-            const float average = precise_mul(fold<SIMDGROUPS>(of_simdgroups), 1.0f / float(128 - int(skip)));
+            float average = precise_mul(fold<SIMDGROUPS>(of_simdgroups), 1.0f / float(128 - int(skip)));
+            average = precise_mul(average, scale);
             const float limit = largest_of(T(0));
             const T rounded = T(average != average ? average : metal::clamp(average, -limit, limit));
             mean[((ulong(sequence) * heads + head) * (rows / 128) + block) * DIM + thread_index] = rounded;
-            sums[own] = float(rounded);
+            sums[own] = precise_mul(float(rounded), metal::sqrt(float(DIM)));
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
 #pragma unroll
@@ -268,35 +279,50 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
     for (int i = 0; i < COUNT; i++) squares[i] = precise_mul(y[i], y[i]);
     const float square = over_lanes(fold<COUNT>(squares));
     const bool usual = square >= SMALLEST_SQUARE && square < LARGEST_SQUARE;
-    float size = metal::sqrt(usual ? square : 1.0f);
-    const float inverse = 1.0f / size;
+    const float root = metal::sqrt(usual ? square : 1.0f), inverse = 1.0f / root;
+    float size = precise_mul(root, scale);
 
     const ulong place = (ulong(sequence) * heads + head) * rows + row;
-    float unit_row[COUNT], decoded[COUNT];
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        y[i] = precise_mul(y[i], inverse);
-    }
+    for (int i = 0; i < COUNT; i++) y[i] = precise_mul(y[i], inverse);
     if (simd_any(!usual)) {                          // hardly ever
 #pragma unroll
         for (int i = 0; i < COUNT; i++) y[i] = usual ? y[i] : 0.0f;
     }
+    float unit_row[COUNT], decoded[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; i++) unit_row[i] = y[i];
 #pragma unroll
     for (int stage = 0; stage < STAGES; stage++) {
-        uint own[OWN_WORDS] = {};
+        uint own[OWN_WORDS] = {}, negative[OWN_WORDS] = {};  // as the codes of positive numbers; the highest bits of negative ones'
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const int bit = i * BITS, top = bit + BITS - 1;
+            own[top / 32] |= 1u << top % 32;
+        }
+        signs_of<BITS>(y, negative);
+        const int upper = stage * LEVELS + HALF;     // half of the levels
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const int bit = i * BITS, shift = bit % 32;
-            const bool whole = shift + BITS <= 32;   // in one word, where it is made in its place
-            const uint unit = whole ? 1u << shift : 1u, code = code_of<LEVELS>(y[i], borders + stage * LEVELS, unit);
-            const float centroid = level_of<LEVELS>(code, levels + stage * LEVELS, unit);
-            y[i] = y[i] - centroid;
-            decoded[i] = stage == 0 ? centroid : decoded[i] + centroid;
-            if (UNBIASED && stage + 1 == STAGES) unit_row[i] = precise_mul(unit_row[i], decoded[i]);  // here: registers
-            own[bit / 32] |= whole ? code : code << shift;
-            if (!whole) own[bit / 32 + 1] |= code >> (32 - shift);
+            const bool whole = shift + BITS <= 32;   // in one word, where the code is made in its place
+            uint parted = 0;
+            thread uint& code = whole ? own[bit / 32] : parted;
+            float centroid = quantise<HALF>(metal::abs(y[i]), levels + upper, borders + upper, whole ? 1u << shift : 1u, code);
+            if (!whole) own[bit / 32] |= code << shift, own[bit / 32 + 1] |= code >> (32 - shift);
+            if (UNBIASED && STAGES == 1) {
+                unit_row[i] = precise_mul(metal::abs(y[i]), centroid);
+            } else {
+                centroid = as_type<float>(as_type<uint>(centroid) | (as_type<uint>(y[i]) & 0x80000000u));
+                y[i] = y[i] - centroid;
+                decoded[i] = stage == 0 ? centroid : decoded[i] + centroid;
+                if (UNBIASED && stage + 1 == STAGES) unit_row[i] = precise_mul(unit_row[i], decoded[i]);  // here: registers
+            }
+        }
+#pragma unroll
+        for (int w = 0; w < OWN_WORDS; w++) {
+#pragma unroll
+            for (int lower = 0; lower < BITS; lower++) own[w] ^= bits_from(negative, 32 * w + lower);
         }
         device uint* to = codes + (place * STAGES + stage) * ROW_WORDS;
         if constexpr (OWN_BITS % 32 == 0) {
