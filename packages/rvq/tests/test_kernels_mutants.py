@@ -19,7 +19,7 @@ ENCODE = [
     Mutant("block == 0 ? uint(params[1 + sequence]) : 0;", "uint(params[1 + sequence]);"),
     Mutant("precise_mul(float(rounded), metal::sqrt(float(DIM)))", "precise_mul(average, metal::sqrt(float(DIM)))"),
     Mutant("average = precise_mul(average, scale);", ""),
-    Mutant("const bool inside = row < rows;", "const bool inside = row <= rows;"),
+    Mutant("CENTER || row < rows;", "CENTER || row <= rows;"),
     Mutant("square < LARGEST_SQUARE;", "true;"),
     Mutant("7.888609052210118e-31f * DIM", "7.888609052210118e-31f"),
     Mutant("1.2676506002282294e30f * DIM", "1.2676506002282294e30f"),

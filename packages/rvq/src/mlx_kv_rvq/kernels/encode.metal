@@ -220,7 +220,7 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
     const uint sequence = threadgroup_position_in_grid.z, head = threadgroup_position_in_grid.y;
     const uint lane = thread_index_in_simdgroup, thread_index = thread_position_in_threadgroup.x, part = lane % 4;
     const uint row = threadgroup_position_in_grid.x * 8 * SIMDGROUPS + thread_index / 4;
-    const bool inside = row < rows;
+    const bool inside = CENTER || row < rows;  // blocks are whole
     if (thread_index < STAGES * LEVELS) {
         levels[thread_index] = codebook[thread_index];
         borders[thread_index] = codebook[STAGES * LEVELS + thread_index];
@@ -252,7 +252,7 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (thread_index < DIM) {
-            const uint own = thread_index + 4 * (thread_index / COUNT);
+            const int own = int(thread_index) + 4 * (int(thread_index) / COUNT);
             float of_simdgroups[SIMDGROUPS];
 #pragma unroll
             for (int s = 0; s < SIMDGROUPS; s++) of_simdgroups[s] = sums[s * 4 * PADDED + own];
