@@ -106,8 +106,9 @@ def _encoder(
         threadgroup=(threads, 1, 1),
         output_shapes=[(*batch, rows, stages * words_of(dim, bits)), (*batch, rows, 1), mean_shape],
         output_dtypes=[mx.uint32, mx.bfloat16, dtype],
-        # Threadgroups of centred rows are large: with one alone on a core, nothing is read while it computes.
-        threadgroups_per_core=2 if center and stages == 1 and dim <= 128 else None,
+        # 64 registers a thread, where they are about enough. Threadgroups of centred rows are large: with one alone on
+        # a core, nothing is read while it computes.
+        threadgroups_per_core=1024 // threads if stages == 1 and dim <= 128 and (center or dim in (64, 128)) else None,
         backend=backend,
     )
 

@@ -5,6 +5,8 @@ and a unit vector, whose coordinates are quantised by codebooks, one after the o
 along channels, stage after stage: code j of a stage at bit bits*j of its stream, little-endian in 32-bit words, without
 gaps at any width; the last word of a stream is filled up with zeros.
 
+Levels are symmetric, and a code is found by magnitude and sign: of half of them, how many borders lie below.
+
 Sums are written out in the order in which the kernel adds: both then find the same codes.
 """
 
@@ -63,21 +65,21 @@ def encode(
         y = y - mx.repeat(mean.astype(mx.float32) * dim**0.5, BLOCK, axis=-2)
     square = _sum(y * y)[..., None]
     usual = (square >= SMALLEST_SQUARE * dim) & (square < LARGEST_SQUARE * dim)
-    root = mx.sqrt(square)
-    norm = root * dim**-0.5
-    left = unit = mx.where(usual, y * (1 / root), 0)
-    decoded = mx.zeros_like(unit)
+    size = mx.sqrt(mx.where(usual, square, 1))  # of y; codebooks are for rows of size 1
+    norm = size * dim**-0.5
+    left = y = mx.where(usual, y, 0)
+    decoded = mx.zeros_like(y)
     streams: list[mx.array] = []
     half = 1 << bits - 1
     for levels in codebooks(dim, bits, stages):
-        above = (mx.abs(left)[..., None] > mx.array(midpoints(levels)[half:])).sum(axis=-1)
+        above = (mx.abs(left)[..., None] > size[..., None] * mx.array(midpoints(levels)[half:])).sum(axis=-1)
         negative = left.view(mx.uint32) >> 31  # of -0 too
         codes = mx.where(negative, half - 1 - above, half + above)
         centroids = mx.take(mx.array(levels), codes)
-        left, decoded = left - centroids, decoded + centroids
+        left, decoded = left - centroids * size, decoded + centroids
         streams.append(pack(codes.astype(mx.uint32), bits))
     if unbiased:
-        norm = norm * (1 / _sum(unit * decoded)[..., None])
+        norm = square * dim**-0.5 * (1 / _sum(y * decoded)[..., None])
     norm = mx.where(usual, norm, mx.where(square < SMALLEST_SQUARE * dim, 0, float("nan")))
     return Encoded(mx.concatenate(streams, axis=-1), norm.astype(mx.bfloat16), mean)
 

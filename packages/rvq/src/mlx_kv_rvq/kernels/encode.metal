@@ -1,6 +1,7 @@
 // Rotates rows, removes their block's mean if CENTER, and quantises and packs them, in one pass.
 // A row of DIM channels lies in four neighbouring lanes, a run of channels in the registers of each. A simdgroup has eight rows;
-// with CENTER a threadgroup has a block of 128, whose mean goes through threadgroup memory. Sums are added in reference.py's order.
+// with CENTER a threadgroup has a block of 128, whose mean goes through threadgroup memory. Levels are symmetric: a code is found by
+// magnitude, among the upper half of them, and sign. Sums are added in reference.py's order.
 // `params`: the number of rows, then of each sequence the rows that its first block's mean leaves out.
 
 template <typename T> METAL_FUNC void unpack(uint word, thread float* to) {
@@ -135,14 +136,14 @@ template <int N, int MASK, int COUNT> METAL_FUNC void over_rows(thread float (&x
         over_rows<N, MASK / 2>(x, lane);
     }
 }
-// The level of a magnitude; adds to `code` how many of the ascending borders are below it, times `unit`. Few levels stay in
-// registers, and halves are chosen.
+// The level of a magnitude in a row of `size`; levels and borders are for size 1. Into `code` goes how many of the ascending borders
+// are below it, times `unit`. Few levels stay in registers, and halves are chosen.
 template <int LEVELS, typename Numbers>
-METAL_FUNC float quantise(float x, Numbers levels, Numbers borders, uint unit, thread uint& code) {
+METAL_FUNC float quantise(float x, float size, Numbers levels, Numbers borders, uint unit, thread uint& code) {
     if constexpr (LEVELS <= 4) {
         float level[LEVELS], border[LEVELS];
 #pragma unroll
-        for (int i = 0; i < LEVELS; i++) level[i] = levels[i], border[i] = borders[i];
+        for (int i = 0; i < LEVELS; i++) level[i] = levels[i], border[i] = precise_mul(borders[i], size);
 #pragma unroll
         for (int half_size = LEVELS / 2; half_size > 0; half_size /= 2) {
             const bool above = x > border[half_size - 1];
@@ -157,7 +158,7 @@ METAL_FUNC float quantise(float x, Numbers levels, Numbers borders, uint unit, t
     } else {
         uint index = 0;
 #pragma unroll
-        for (uint step = LEVELS / 2; step > 0; step /= 2) index += x > borders[index + step - 1] ? step : 0;
+        for (uint step = LEVELS / 2; step > 0; step /= 2) index += x > precise_mul(borders[index + step - 1], size) ? step : 0;
         code |= index * unit;
         return levels[index];
     }
@@ -279,19 +280,17 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
     for (int i = 0; i < COUNT; i++) squares[i] = precise_mul(y[i], y[i]);
     const float square = over_lanes(fold<COUNT>(squares));
     const bool usual = square >= SMALLEST_SQUARE && square < LARGEST_SQUARE;
-    const float root = metal::sqrt(usual ? square : 1.0f), inverse = 1.0f / root;
-    float size = precise_mul(root, scale);
+    const float size = metal::sqrt(usual ? square : 1.0f);
+    float length = precise_mul(size, scale);
 
     const ulong place = (ulong(sequence) * heads + head) * rows + row;
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) y[i] = precise_mul(y[i], inverse);
     if (simd_any(!usual)) {                          // hardly ever
 #pragma unroll
         for (int i = 0; i < COUNT; i++) y[i] = usual ? y[i] : 0.0f;
     }
-    float unit_row[COUNT], decoded[COUNT];
+    float products[COUNT], decoded[COUNT];
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) unit_row[i] = y[i];
+    for (int i = 0; i < COUNT; i++) products[i] = y[i];
 #pragma unroll
     for (int stage = 0; stage < STAGES; stage++) {
         uint own[OWN_WORDS] = {}, negative[OWN_WORDS] = {};  // as the codes of positive numbers; the highest bits of negative ones'
@@ -308,15 +307,15 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
             const bool whole = shift + BITS <= 32;   // in one word, where the code is made in its place
             uint parted = 0;
             thread uint& code = whole ? own[bit / 32] : parted;
-            float centroid = quantise<HALF>(metal::abs(y[i]), levels + upper, borders + upper, whole ? 1u << shift : 1u, code);
+            float level = quantise<HALF>(metal::abs(y[i]), size, levels + upper, borders + upper, whole ? 1u << shift : 1u, code);
             if (!whole) own[bit / 32] |= code << shift, own[bit / 32 + 1] |= code >> (32 - shift);
             if (UNBIASED && STAGES == 1) {
-                unit_row[i] = precise_mul(metal::abs(y[i]), centroid);
+                products[i] = precise_mul(metal::abs(y[i]), level);
             } else {
-                centroid = as_type<float>(as_type<uint>(centroid) | (as_type<uint>(y[i]) & 0x80000000u));
-                y[i] = y[i] - centroid;
-                decoded[i] = stage == 0 ? centroid : decoded[i] + centroid;
-                if (UNBIASED && stage + 1 == STAGES) unit_row[i] = precise_mul(unit_row[i], decoded[i]);  // here: registers
+                level = as_type<float>(as_type<uint>(level) | (as_type<uint>(y[i]) & 0x80000000u));
+                y[i] = y[i] - precise_mul(level, size);
+                decoded[i] = stage == 0 ? level : decoded[i] + level;
+                if (UNBIASED && stage + 1 == STAGES) products[i] = precise_mul(products[i], decoded[i]);  // here: registers
             }
         }
 #pragma unroll
@@ -337,6 +336,6 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
         }
     }
     if constexpr (UNBIASED) {
-        size = precise_mul(size, 1.0f / over_lanes(fold<COUNT>(unit_row)));
+        length = precise_mul(precise_mul(square, scale), 1.0f / over_lanes(fold<COUNT>(products)));
     }
-    if (inside && part == 0) norm[place] = bfloat(usual ? size : square < SMALLEST_SQUARE ? 0.0f : NAN);
+    if (inside && part == 0) norm[place] = bfloat(usual ? length : square < SMALLEST_SQUARE ? 0.0f : NAN);
