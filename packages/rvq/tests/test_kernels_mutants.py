@@ -35,8 +35,8 @@ ENCODE = [
     Mutant("length = precise_mul(precise_mul(square, scale), 1.0f / over_lanes(fold<COUNT>(products)));", ""),
     Mutant("y[i] = usual ? y[i] : 0.0f;", ";"),
     Mutant("whole ? 1u << shift : 1u", "1u"),
-    Mutant("(as_type<uint>(x[i]) & 0x80000000u) >> (31 - top % 32)", "as_type<uint>(x[i]) >> (31 - top % 32)"),
-    Mutant("bits_from(negative, 32 * w + lower)", "bits_from(negative, 32 * w)"),
+    Mutant("negative & ALL >> (32 - shift)", "negative & ALL >> (31 - shift)"),
+    Mutant("& 0xffffffffu / ALL) * ALL", "& 0xffffffffu / ALL)"),
     Mutant("as_type<uint>(level) | (as_type<uint>(y[i]) & 0x80000000u)", "as_type<uint>(level)"),
     Mutant("precise_mul(borders[i], size)", "borders[i]"),
 ]

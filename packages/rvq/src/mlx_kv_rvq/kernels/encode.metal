@@ -136,8 +136,8 @@ template <int N, int MASK, int COUNT> METAL_FUNC void over_rows(thread float (&x
         over_rows<N, MASK / 2>(x, lane);
     }
 }
-// The level of a magnitude in a row of `size`; levels and borders are for size 1. Into `code` goes how many of the ascending borders
-// are below it, times `unit`. Few levels stay in registers, and halves are chosen.
+// The level of a magnitude in a row of `size`; levels and borders are for size 1. How many of the ascending borders are below it,
+// times `unit`, changes bits of `code`. Few levels stay in registers, and halves are chosen.
 template <int LEVELS, typename Numbers>
 METAL_FUNC float quantise(float x, float size, Numbers levels, Numbers borders, uint unit, thread uint& code) {
     if constexpr (LEVELS <= 4) {
@@ -147,7 +147,7 @@ METAL_FUNC float quantise(float x, float size, Numbers levels, Numbers borders, 
 #pragma unroll
         for (int half_size = LEVELS / 2; half_size > 0; half_size /= 2) {
             const bool above = x > border[half_size - 1];
-            if (above) code |= half_size * unit;
+            if (above) code ^= half_size * unit;
 #pragma unroll
             for (int i = 0; i < half_size; i++) {
                 level[i] = above ? level[half_size + i] : level[i];
@@ -159,25 +159,29 @@ METAL_FUNC float quantise(float x, float size, Numbers levels, Numbers borders, 
         uint index = 0;
 #pragma unroll
         for (uint step = LEVELS / 2; step > 0; step /= 2) index += x > precise_mul(borders[index + step - 1], size) ? step : 0;
-        code |= index * unit;
+        code ^= index * unit;
         return levels[index];
     }
 }
-// The signs of numbers, each in the highest bit of its code.
-template <int BITS, int COUNT, int WORDS> METAL_FUNC void signs_of(const thread float (&x)[COUNT], thread uint (&words)[WORDS]) {
-    if constexpr (32 % BITS == 0) {                  // shifted in, with more of the numbers' bits, which fall away
-        constexpr uint HIGHEST = 0xffffffffu / ((1u << BITS) - 1) << (BITS - 1);
+// Inverts the codes of negative numbers.
+template <int BITS, int COUNT, int WORDS>
+METAL_FUNC void invert_negative(const thread float (&x)[COUNT], thread uint (&codes)[WORDS]) {
+    constexpr uint ALL = (1u << BITS) - 1;
+    if constexpr (32 % BITS == 0) {                  // signs are shifted in, with more of the numbers' bits, which fall away
+        uint negative[WORDS] = {};
 #pragma unroll
         for (int i = COUNT - 1; i >= 0; i--) {
-            words[i * BITS / 32] = words[i * BITS / 32] << BITS | as_type<uint>(x[i]) >> (32 - BITS);
+            negative[i * BITS / 32] = negative[i * BITS / 32] << BITS | as_type<uint>(x[i]) >> (32 - BITS);
         }
 #pragma unroll
-        for (int w = 0; w < WORDS; w++) words[w] &= HIGHEST;
+        for (int w = 0; w < WORDS; w++) codes[w] ^= (negative[w] >> (BITS - 1) & 0xffffffffu / ALL) * ALL;
     } else {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            const int top = i * BITS + BITS - 1;
-            words[top / 32] |= (as_type<uint>(x[i]) & 0x80000000u) >> (31 - top % 32);
+            const int bit = i * BITS, shift = bit % 32;
+            const uint negative = uint(as_type<int>(x[i]) >> 31);
+            codes[bit / 32] ^= negative & ALL << shift;
+            if (shift + BITS > 32) codes[bit / 32 + 1] ^= negative & ALL >> (32 - shift);
         }
     }
 }
@@ -293,13 +297,13 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
     for (int i = 0; i < COUNT; i++) products[i] = y[i];
 #pragma unroll
     for (int stage = 0; stage < STAGES; stage++) {
-        uint own[OWN_WORDS] = {}, negative[OWN_WORDS] = {};  // as the codes of positive numbers; the highest bits of negative ones'
+        uint own[OWN_WORDS] = {};
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const int bit = i * BITS, top = bit + BITS - 1;
-            own[top / 32] |= 1u << top % 32;
+            own[top / 32] |= 1u << top % 32;         // of a positive number
         }
-        signs_of<BITS>(y, negative);
+        invert_negative<BITS>(y, own);
         const int upper = stage * LEVELS + HALF;     // half of the levels
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
@@ -308,7 +312,7 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
             uint parted = 0;
             thread uint& code = whole ? own[bit / 32] : parted;
             float level = quantise<HALF>(metal::abs(y[i]), size, levels + upper, borders + upper, whole ? 1u << shift : 1u, code);
-            if (!whole) own[bit / 32] |= code << shift, own[bit / 32 + 1] |= code >> (32 - shift);
+            if (!whole) own[bit / 32] ^= code << shift, own[bit / 32 + 1] ^= code >> (32 - shift);
             if (UNBIASED && STAGES == 1) {
                 products[i] = precise_mul(metal::abs(y[i]), level);
             } else {
@@ -317,11 +321,6 @@ METAL_FUNC float largest_of(bfloat) { return 3.3895313892515355e38f; }
                 decoded[i] = stage == 0 ? level : decoded[i] + level;
                 if (UNBIASED && stage + 1 == STAGES) products[i] = precise_mul(products[i], decoded[i]);  // here: registers
             }
-        }
-#pragma unroll
-        for (int w = 0; w < OWN_WORDS; w++) {
-#pragma unroll
-            for (int lower = 0; lower < BITS; lower++) own[w] ^= bits_from(negative, 32 * w + lower);
         }
         device uint* to = codes + (place * STAGES + stage) * ROW_WORDS;
         if constexpr (OWN_BITS % 32 == 0) {
