@@ -192,10 +192,10 @@ class PackedStore(Store, Generic[Side]):
         spans: Sequence[Span] | None = None,
     ) -> None:
         """Append a chunk in full precision, after packing what the rows before it had made due."""
+        spans = whole(keys) if spans is None else spans
         if spans == _ONE_TOKEN and self._take_turn(keys, values):
             return
         self.check(keys.shape[3], values.shape[3])
-        spans = whole(keys) if spans is None else spans
         if not self._rows:
             self.load({}, self.blank(len(spans)).places())
         self.settle()
