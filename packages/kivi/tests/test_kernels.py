@@ -326,6 +326,38 @@ def test_the_store_runs_on_the_backend_of_the_environment_variable(emulated, mon
     assert all(mx.array_equal(a, b).item() for a, b in zip(got, expected, strict=True))
 
 
+def test_a_token_of_one_sequence_is_taken_in_two_launches(emulated, monkeypatch):
+    """And held as a store holds it that takes the same tokens together, also once what is staged has been written."""
+    import mlx_kv_emulator
+
+    monkeypatch.setenv("MLX_KV_BACKEND", "emulator")
+    store, together = (KiviStore(Kivi(bits=2, group_size=32, residual=32)) for _ in range(2))
+    x = array("normal", 0, (1, 2, 150, 64), mx.float16)
+    together.append(x, x)
+    together.settle()
+    store.append(x[..., :80, :], x[..., :80, :])
+    store.settle()
+    in_two = 0
+    for n in range(80, 150):
+        staged = store.values.staged_rows
+        with mlx_kv_emulator.counters() as launches:
+            store.append(x[..., n : n + 1, :], x[..., n : n + 1, :])
+        names = [launch.kernel.split("_float16")[0].rstrip("0123456789_") for launch in launches]
+        if store.values.staged_rows == staged + 1:
+            assert [name.partition("_rows")[0] for name in names] == ["quantize_values", "put"], n
+            in_two += 1
+    assert in_two > 60
+    assert store.values.staged_rows
+    store.settle()
+    assert all(mx.array_equal(*pair) for pair in zip(store.dense(), together.dense(), strict=True))
+    held = [
+        {name: buffer.view() for name, buffer in s.buffers().items() if buffer.data is not None}
+        for s in (store, together)
+    ]
+    assert held[0].keys() == held[1].keys()
+    assert all(mx.array_equal(held[0][name], held[1][name]) for name in held[0])
+
+
 # ---- arrays that no kernel takes
 
 UNFIT = [

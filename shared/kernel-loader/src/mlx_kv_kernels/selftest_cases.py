@@ -9,6 +9,7 @@ import mlx.core as mx
 from .accumulate import Noise, Step, accumulate_scores
 from .backend import Backend
 from .pooling import POOLINGS, Pooling, pool_scores
+from .put import Put, put_rows
 from .rows import gather_rows, topk_rows
 from .selftest import Case
 from .window import window_scores
@@ -17,13 +18,17 @@ _STEPS = [(1, 100), (4, 1024), (4, 4097), (7, 300), (8, 2049)]
 
 
 def cases() -> list[Case]:
-    """Every variant of topk_rows, the window's scores and accumulated scores; gather_rows at every chunk size."""
+    """Every variant of topk_rows, the window's scores and accumulated scores; rows copied at every chunk size."""
     return [
         *(Case("topk_rows", f"{rows} rows", _topk(rows)) for rows in (100, 2048, 2049, 32768)),
         *(
             Case("gather_rows", f"{str(dtype).removeprefix('mlx.core.')}, width {width}", _gather(dtype, width))
             for dtype in (mx.float32, mx.float16, mx.bfloat16, mx.uint32, mx.uint8)
             for width in (128, 81)
+        ),
+        *(
+            Case("put_rows", f"{str(dtype).removeprefix('mlx.core.')}, 1 to 6 buffers", _put(dtype))
+            for dtype in (mx.float32, mx.float16, mx.bfloat16)
         ),
         *(
             Case("window_scores", f"{str(dtype).removeprefix('mlx.core.')}, key_dim {dim}", _window(dtype, dim))
@@ -61,6 +66,23 @@ def _gather(dtype: mx.Dtype, width: int) -> Callable[[Backend], None]:
             _expect_equal(gather_rows(held, indices, backend=backend), gather_rows(held, indices, backend="reference"))
 
     return run
+
+
+def _put(dtype: mx.Dtype) -> Callable[[Backend], None]:
+    def run(backend: Backend) -> None:
+        for count in range(1, 7):
+            puts = [
+                Put(_whole((1, 3, 65, width), 2 * i, of), _whole((1, 3, 1, width), 2 * i + 1, of), 7 * i, i % 3)
+                for i, (width, of) in enumerate([(128, dtype), (8, mx.uint32), (3, dtype)] * 2)
+            ][:count]
+            for got, expected in zip(put_rows(puts, backend=backend), put_rows(puts, backend="reference"), strict=True):
+                _expect_equal(got, expected)
+
+    return run
+
+
+def _whole(shape: tuple[int, ...], seed: int, dtype: mx.Dtype) -> mx.array:
+    return mx.random.randint(0, 250, shape, key=mx.random.key(seed)).astype(dtype)
 
 
 def _window(dtype: mx.Dtype, dim: int, biased: bool = False) -> Callable[[Backend], None]:
