@@ -126,27 +126,30 @@ def config_of(spec):
     return Spec.parse(spec).store
 
 
-def filled(spec, lengths, kv_heads, key_dim, value_dim, dtype, seed=0, spread=1.0):
+def filled(spec, lengths, kv_heads, key_dim, value_dim, dtype, seed=0, spread=1.0, of_keys=0.0):
     """A store of `lengths` normal rows; each sequence's newest was appended on its own, as in decoding.
 
     Of an only sequence three are, so that packed rows are staged where a row is packed at every step.
+    Keys are normal around `of_keys`, not zero.
     """
     rng = np.random.default_rng(seed)
     store = config_of(spec).create(Geometry(0, kv_heads, kv_heads, key_dim, value_dim))
     longest = max(lengths)
 
-    def rows(count, dim):
-        x = spread * rng.standard_normal((len(lengths), kv_heads, count, dim))
+    def rows(count, dim, middle=0.0):
+        x = middle + spread * rng.standard_normal((len(lengths), kv_heads, count, dim))
         return mx.array(x.astype(np.float32)).astype(dtype)
 
     alone = min(3, longest) if len(lengths) == 1 else 1
     before = [max(n - alone, 0) for n in lengths]
     if longest > alone:
-        store.append(rows(longest - alone, key_dim), rows(longest - alone, value_dim), [(0, n) for n in before])
+        store.append(
+            rows(longest - alone, key_dim, of_keys), rows(longest - alone, value_dim), [(0, n) for n in before]
+        )
         store.settle()
     for i in range(alone):
         last = [(0, min(max(n - m - i, 0), 1)) for n, m in zip(lengths, before, strict=True)]
-        store.append(rows(1, key_dim), rows(1, value_dim), last)
+        store.append(rows(1, key_dim, of_keys), rows(1, value_dim), last)
     return store
 
 

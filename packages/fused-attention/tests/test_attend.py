@@ -103,6 +103,16 @@ def test_parity(tools, case, batch):
     check(tools, store, queries, key_dim**-0.5, dtype, sinks=sinks, logits=logits, splits=batch["splits"])
 
 
+@pytest.mark.parametrize("case", TILES, ids=identify)
+def test_a_simdgroup_reads_several_groups(tools, case):
+    """What is loaded and folded ahead is of the next group: the last one, and one in the middle."""
+    spec, key_dim, value_dim, group, dtype, logits = case
+    rows = 15 * tools.config_of(spec).group_size  # three or four groups of a threadgroup's four simdgroups each
+    store = tools.filled(spec, [rows], 1, key_dim, value_dim, dtype)
+    queries = tools.queries(1, group, key_dim, dtype)
+    check(tools, store, queries, key_dim**-0.5, dtype, FASTEST, logits=logits, splits=1)
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
 @pytest.mark.parametrize("splits", [None, 7])
 def test_one_row_and_empty_splits(tools, dtype, splits):

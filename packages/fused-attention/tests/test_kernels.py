@@ -59,7 +59,8 @@ MUTANTS = {
     ],
     "fragments.metal": [
         Mutant("return row / 2 + 4 * (row % 2);", "return row;"),
-        Mutant("* 2 * Shape::KEY_RUN + row % 2 * Shape::KEY_RUN; }", "* 2 * Shape::KEY_RUN; }"),
+        Mutant("* 2 * Shape::KEY_RUN + row % 2 * Shape::KEY_RUN;", "* 2 * Shape::KEY_RUN;"),
+        Mutant("query[c0 + 1] * inverse0", "query[c0 + 1] * inverse1"),
         Mutant("x += simd_shuffle_xor(x, 4);", "x += simd_shuffle_xor(x, 8);"),
         Mutant("minimum1[s] *= scale1;", "minimum1[s] *= scale0;"),
         Mutant("units + (row + 4) * 2", "units + row * 2"),
@@ -67,13 +68,17 @@ MUTANTS = {
         Mutant("words[0].unit_of_both(words[1], b, i)", "words[1].unit_of_both(words[0], b, i)"),
     ],
     "tiles.metal": [
-        Mutant("const float unit = power_of_two(row_max(largest))", "const float unit = power_of_two(largest)"),
-        Mutant("bias0 += q.x * m.x + q.z * m.y;", "bias0 += q.x * m.x;"),
-        Mutant("bias1 = row_sum(bias1) * unit1;", "bias1 = row_sum(bias1) * unit0;"),
-        Mutant(
-            "folded[i + 1] = matrix_of<Half8x8>(pack_half2(q.z * s1, q.w * s1))",
-            "folded[i + 1] = matrix_of<Half8x8>(pack_half2(q.z * s0, q.w * s0))",
-        ),
+        Mutant("simd_max(as_type<uint>(largest))", "as_type<uint>(largest)"),
+        Mutant("metal::max(largest_of(lower[i].minimum(0)), largest_of(upper[i].minimum(0)))", "0.0f"),
+        Mutant("group_keys.fold(channel + RUN, upper[i]);", "group_keys.fold(channel, upper[i]);"),
+        Mutant("        share_fold();\n        load_fold();", "        share_fold();"),
+        Mutant("if (groups_left > 0) group_keys", "if (groups_left > 1) group_keys"),
+        Mutant("                simdgroup_barrier(mem_flags::mem_threadgroup);  // all", "                // all"),
+        Mutant("halves(own.x), halves(own.z)", "halves(own.y), halves(own.z)"),
+        Mutant("bias1 = bias[0].thread_elements().y * (unit1", "bias1 = bias[0].thread_elements().y * (unit0"),
+        Mutant("as_type<half2>(q.y) * as_type<half2>(s1)", "as_type<half2>(q.y) * as_type<half2>(s0)"),
+        Mutant("folded[i - other].thread_elements() - folded[i - 1]", "folded[i - other].thread_elements()); //"),
+        Mutant("y -= state.value[n][i - other]", "y += state.value[n][i - other]"),
         Mutant(
             "fragment_of<PLANE, Half8x8>(tile_keys, lower, code + 1)",
             "fragment_of<PLANE, Half8x8>(tile_keys, upper, code + 1)",
@@ -83,7 +88,8 @@ MUTANTS = {
         Mutant("n * Shape::SPAN + place.copy0 == own_group", "place.copy0 == 0"),
         Mutant("        row += ROWS;", ""),
         Mutant("own_keys += ROWS * Keys::WORDS;", ""),
-        Mutant("TILE_ROWS == ROWS || last_of_group", "false"),
+        Mutant("if (TILE_ROWS == ROWS || last_of_group) {", "if (false) {"),
+        Mutant("if (MORE && (TILE_ROWS == ROWS || last_of_group)) fold_query();", ""),
         Mutant("probability[Shape::set_of(b, n)][1]", "probability[Shape::set_of(b, n)][0]"),
     ],
     "rows.metal": [
@@ -124,14 +130,14 @@ class Part(Kernel):
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_is_noticed(tools, emulated, name, monkeypatch):
     kernel = (Part if name.endswith(".metal") else Kernel)(name, PACKAGE, (), ())
-    # Channels and heads of different sizes, and scores so far apart that maxima rise on the way.
+    # Channels and heads of different sizes, keys far from zero in a channel.
     spec = "kivi(bits=2, key_bits=4, group_size=32, residual=32, sinks=2)"
     sizes = np.exp2(np.linspace(-2, 2, 64))
-    store = tools.filled(spec, [330, 133], 2, 64, 64, mx.float16, spread=sizes)
-    # Heads of different sizes, and scores so far apart that maxima rise on the way.
-    queries = (
-        tools.queries(2, 8, 64, mx.float16) * mx.array([1, 0.3, 2, 0.7, 0.1, 1, 0.5, 3], mx.float16)[:, None, None]
-    )
+    far = np.where(np.arange(64) == 5, 30.0, 0.0)
+    store = tools.filled(spec, [330, 133], 2, 64, 64, mx.float16, spread=sizes, of_keys=far)
+    # Heads of different sizes, and scores so far apart that maxima rise on the way. One lane's channels are small ones.
+    of_heads, of_channels = [1, 0.3, 2, 0.7, 0.1, 1, 0.5, 3], np.where(np.arange(64) % 32 == 0, 1 / 32, 1)
+    queries = tools.queries(2, 8, 64, mx.float16) * mx.array(np.outer(of_heads, of_channels)[:, None], mx.float16)
     truth = tools.oracle(queries, store, 0.4)
     seen = np.isfinite(truth[1])
     # What lies behind a sequence's last row is nobody's.

@@ -65,6 +65,7 @@ SIMD = {
     "simd_sum(v)": lambda v: np.full(32, v.sum()),
     "simd_max(v)": lambda v: np.full(32, v.max()),
     "simd_min(v)": lambda v: np.full(32, v.min()),
+    "int(simd_max(uint(v) ^ 0x80000000u) ^ 0x80000000u)": lambda v: np.full(32, v.max()),
     "simd_or(v)": lambda v: np.full(32, np.bitwise_or.reduce(v)),
     "simd_and(v)": lambda v: np.full(32, np.bitwise_and.reduce(v)),
     "simd_xor(v)": lambda v: np.full(32, np.bitwise_xor.reduce(v)),
@@ -124,6 +125,7 @@ MATHEMATICS = {
         lambda a: [int(i & -i).bit_length() - 1 for i in np.trunc(a).astype(int) | 64],
         0,
     ),
+    "float(upper_bytes(as_type<uint>(a)))": (lambda a: a.view(np.uint32) >> 8 & 0xFF00FF, 0),
     "float(half(a)) + float(bfloat(2.5f)) + float(half(1.5f))": (lambda a: np.float32(a.astype(np.float16)) + 4, 0),
     "float(as_type<half>(as_type<ushort>(half(a))))": (lambda a: a.astype(np.float16), 0),
 }

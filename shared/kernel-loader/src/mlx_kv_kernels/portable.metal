@@ -16,4 +16,5 @@ METAL_FUNC float precise_sub(float a, float b) {
 METAL_FUNC half2 pack_half2(float a, float b) { return half2(half(a), half(b)); }
 METAL_FUNC uint lower_halves(uint a, uint b) { return (a & 0xffffu) | b << 16; }
 METAL_FUNC uint upper_halves(uint a, uint b) { return a >> 16 | (b & 0xffff0000u); }
+METAL_FUNC uint upper_bytes(uint halves) { return halves >> 8 & 0x00ff00ffu; }
 template <typename T> METAL_FUNC void settle(thread T&) {}

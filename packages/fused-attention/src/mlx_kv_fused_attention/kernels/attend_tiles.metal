@@ -6,7 +6,8 @@
     using Values = decltype(values);
     constexpr int KC = channels_of_lane(KEY_DIM), VC = channels_of_lane(VALUE_DIM), THREADS = 32 * SIMDGROUPS;
     threadgroup float query[GROUP * 32 * KC];
-    threadgroup float4 query_pairs[KEY_DIM / 16 * 32];
+    threadgroup uint2 query_pairs[KEY_DIM / 16 * 32];
+    threadgroup uint4 folds[SIMDGROUPS * 4 * Shape::FOLD_STRIDE];
     threadgroup float units[GROUP];
     threadgroup float maxima[GROUP * SIMDGROUPS], sums[GROUP * SIMDGROUPS];
     threadgroup float weighed[SIMDGROUPS * 32 * VC];
@@ -18,7 +19,8 @@
     const float scale = as_type<float>(uint(SCALE));  // of the scores, log2(e) included
     for (int i = thread_index; i < GROUP * 32 * KC; i += THREADS) {
         const int head = i / (32 * KC), c = i % (32 * KC);
-        query[i] = c < KEY_DIM ? float(queries[(first_head + head) * KEY_DIM + c]) * scale : 0.0f;
+        const float unscaled = c < KEY_DIM ? float(queries[(first_head + head) * KEY_DIM + c]) : 0.0f;
+        query[i] = split < row_splits ? unscaled * scale : unscaled;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -50,8 +52,9 @@
         const long groups = (tiles_end - tiles_begin) / TILE_ROWS, parts = (splits - row_splits) * SIMDGROUPS;
         const int part = (split - row_splits) * SIMDGROUPS + simdgroup, before = tiles_begin / TILE_ROWS;
         attend_tiles<Shape, TILE_ROWS, ROWS, VALUE_BITS>(
-            tiles, keys, values, query_pairs, units[metal::min(place_of_lane.column0, GROUP - 1)],
-            units[metal::min(place_of_lane.column1, GROUP - 1)], own_logits, GROUP, before + int(groups * part / parts),
+            tiles, keys, values, query_pairs, folds + simdgroup * 4 * Shape::FOLD_STRIDE,
+            units[metal::min(place_of_lane.column0, GROUP - 1)] * scale,
+            units[metal::min(place_of_lane.column1, GROUP - 1)] * scale, own_logits, GROUP, before + int(groups * part / parts),
             before + int(groups * (part + 1) / parts), lane);
         if (place_of_lane.row == 0 && place_of_lane.copy0 == 0 && place_of_lane.column0 < GROUP) {
             maxima[place_of_lane.column0 * SIMDGROUPS + simdgroup] = tiles.maximum0;

@@ -30,6 +30,9 @@ METAL_FUNC constexpr int units_of_chunk(int dim, int bits, int value_group, int 
 // Codes whose numbers have no even steps are read in two planes that have, whose products add up.
 template <typename Rows> METAL_FUNC constexpr auto planes_of(int) -> decltype(int(Rows::PLANES)) { return Rows::PLANES; }
 template <typename Rows> METAL_FUNC constexpr int planes_of(long) { return 1; }
+// How many codes are read together where the last one of 16 bits is asked for: so many last ones, or it alone.
+template <typename Rows> METAL_FUNC constexpr auto lump_of(int) -> decltype(int(Rows::LUMP)) { return Rows::LUMP; }
+template <typename Rows> METAL_FUNC constexpr int lump_of(long) { return 1; }
 template <int PLANE, typename Matrix, typename Rows> METAL_FUNC Matrix fragment_of(thread const Rows& rows, uint units, int code) {
     Matrix m;
     if constexpr (planes_of<Rows>(0) == 1) m.thread_elements() = rows.fragment(units, code);
@@ -45,6 +48,7 @@ template <int HEADS, int KEY_DIM, int VALUE_DIM, int KEY_BITS, int VALUE_BITS, i
     static constexpr constant int KEY_RUN = 16 / KEY_BITS;                      // channels side by side in half a word
     static constexpr constant int KEY_FRAGMENTS = KEY_DIM / 8;
     static constexpr constant int KEY_WORDS = KEY_DIM * KEY_BITS / 128;         // of a lane
+    static constexpr constant int FOLD_STRIDE = KEY_FRAGMENTS / 2 + 1;          // of quads, which then read from banks of their own
     static constexpr constant int VALUE_RUN = 16 / VALUE_BITS;
     static constexpr constant int UNITS = units_of_chunk(VALUE_DIM, VALUE_BITS, VALUE_GROUP, COPIES);
     static constexpr constant int CHUNK = UNITS * VALUE_RUN;                    // value channels side by side in a lane
@@ -74,9 +78,19 @@ template <typename Shape> struct FragmentPlace {
         copy1 = (2 * quad + 1) / Shape::COLUMNS;
     }
     METAL_FUNC int token() const { return row / 2 + 4 * (row % 2); }
-    // The first channel of this lane's query fragments in word `word` of a quarter of the key.
-    METAL_FUNC int channel(int word) const { return (row / 2 * Shape::KEY_WORDS + word) * 2 * Shape::KEY_RUN + row % 2 * Shape::KEY_RUN; }
+    // The first channel of row `row` of the query fragments in word `word` of a quarter of the key.
+    static METAL_FUNC int channel(int row, int word) {
+        return (row / 2 * Shape::KEY_WORDS + word) * 2 * Shape::KEY_RUN + row % 2 * Shape::KEY_RUN;
+    }
 };
+
+template <int N> METAL_FUNC void set_to_zero(thread simdgroup_float8x8 (&matrices)[N]) {
+    #pragma unroll
+    for (int i = 0; i < N; i++) {
+        matrices[i].thread_elements().x = 0;
+        matrices[i].thread_elements().y = 0;
+    }
+}
 
 // Online softmax of the two columns. The maximum is of score + log2(value scale): what 2^-maximum then brings into half's range is
 // the probability times the scale.
@@ -89,13 +103,7 @@ template <typename Shape> struct TileState {
         #pragma unroll
         for (int s = 0; s < Shape::SETS; s++) minimum0[s] = minimum1[s] = 0;
         #pragma unroll
-        for (int n = 0; n < Shape::REPEATS; n++) {
-            #pragma unroll
-            for (int i = 0; i < Shape::BLOCKS * Shape::CHUNK; i++) {
-                value[n][i].thread_elements().x = 0;
-                value[n][i].thread_elements().y = 0;
-            }
-        }
+        for (int n = 0; n < Shape::REPEATS; n++) set_to_zero(value[n]);
     }
     METAL_FUNC void raise(float new_maximum0, float new_maximum1) {
         const float scale0 = metal::fast::exp2(maximum0 - new_maximum0), scale1 = metal::fast::exp2(maximum1 - new_maximum1);
@@ -207,19 +215,22 @@ template <typename Matrix> METAL_FUNC Matrix matrix_of(half2 elements) {
     return m;
 }
 
-// The query of each column as the lanes use it, divided by a power of two: (column0, column1) of a channel and of the next.
+// The query of each column as the lanes use it, divided by a power of two: two fragments of halves. Rounded are only numbers below a
+// 16,384th of the largest.
 template <typename Shape, typename Query, typename Pairs, typename Units>
 METAL_FUNC void spread_query(Query query, int stride, int heads, Units units, Pairs pairs, int lane, int simdgroup, int simdgroups) {
+    constexpr bool BY_COLUMNS = reads_right_by_columns<half>();
     const FragmentPlace<Shape> place(lane);
-    const int head0 = metal::min(place.column0, heads - 1), head1 = metal::min(place.column1, heads - 1);
+    const int row0 = BY_COLUMNS ? 2 * place.quad : place.row, row1 = BY_COLUMNS ? 2 * place.quad + 1 : place.row;
+    const int head0 = metal::min(BY_COLUMNS ? place.row % Shape::COLUMNS : place.column0, heads - 1);
+    const int head1 = metal::min(BY_COLUMNS ? place.row % Shape::COLUMNS : place.column1, heads - 1);
     const float inverse0 = inverse_of_power(units[head0]), inverse1 = inverse_of_power(units[head1]);
     for (int i = simdgroup; i < Shape::KEY_FRAGMENTS / 2; i += simdgroups) {
-        const int channel = place.channel(2 * i / Shape::KEY_RUN) + 2 * i % Shape::KEY_RUN;
-        float4 pair;
-        pair.x = query[head0 * stride + channel] * inverse0;
-        pair.y = query[head1 * stride + channel] * inverse1;
-        pair.z = query[head0 * stride + channel + 1] * inverse0;
-        pair.w = query[head1 * stride + channel + 1] * inverse1;
+        const int word = 2 * i / Shape::KEY_RUN, code = 2 * i % Shape::KEY_RUN;
+        const int c0 = head0 * stride + place.channel(row0, word) + code, c1 = head1 * stride + place.channel(row1, word) + code;
+        uint2 pair;
+        pair.x = as_type<uint>(pack_half2(query[c0] * inverse0, query[c1] * inverse1));
+        pair.y = as_type<uint>(pack_half2(query[c0 + 1] * inverse0, query[c1 + 1] * inverse1));
         pairs[i * 32 + lane] = pair;
     }
 }

@@ -4,13 +4,15 @@
 // values packed last are staged (turn.py), in arrays of STAGED rows.
 
 // In a matrix fragment codes stand as half numbers times 2^(BITS * place in the byte): the bits of a subnormal, in units of 2^-24,
-// where the hardware keeps subnormals, else the difference of two numbers above 1024.
+// where the hardware keeps subnormals, else the difference of two numbers above 1024. The last code stands with the others of its
+// byte: a whole byte takes one instruction, one code of it another.
 template <int BITS, bool SUBNORMAL> struct code_fragments {
-    static constexpr constant int IN_BYTE = 8 / BITS;
+    static constexpr constant int IN_BYTE = 8 / BITS, LUMP = IN_BYTE;
     static constexpr constant float UNIT = SUBNORMAL ? 16777216.0f : 1.0f;
     static METAL_FUNC half2 fragment(uint units, int code) {
         constexpr uint MASK = ((1u << BITS) - 1) * 0x00010001u;
-        const uint bits = (units >> (8 * (code / IN_BYTE))) & (MASK << (BITS * (code % IN_BYTE)));
+        const uint byte = code < IN_BYTE ? units : upper_bytes(units);
+        const uint bits = code == 2 * IN_BYTE - 1 ? byte : byte & (MASK << (BITS * (code % IN_BYTE)));
         if constexpr (SUBNORMAL) return as_type<half2>(bits);
         else return as_type<half2>(bits | 0x64006400u) - as_type<half2>(0x64006400u);
     }

@@ -38,6 +38,7 @@ template <typename T, typename U> METAL_FUNC T as_type(U from) {
 METAL_FUNC half2 pack_half2(float a, float b) { return __floats2half2_rn(a, b); }
 METAL_FUNC uint lower_halves(uint a, uint b) { return __byte_perm(a, b, 0x5410); }
 METAL_FUNC uint upper_halves(uint a, uint b) { return __byte_perm(a, b, 0x7632); }
+METAL_FUNC uint upper_bytes(uint halves) { return __byte_perm(halves, 0, 0x4341); }
 // The compiler may not put off what x is worked out from, which frees those registers here.
 METAL_FUNC void settle(uint& x) { asm volatile("" : "+r"(x)); }
 METAL_FUNC void settle(float& x) { asm volatile("" : "+f"(x)); }
@@ -168,6 +169,9 @@ template <typename T> METAL_FUNC T simd_prefix_exclusive_sum(T v) {
   const T sum = simd_shuffle_up(simd_prefix_inclusive_sum(v), ushort(1));
   return this_lane() ? sum : T(0);
 }
+#if __CUDA_ARCH__ >= 800
+METAL_FUNC uint simd_max(uint a) { return __reduce_max_sync(MLX_KV_ALL_LANES, a); }  // one instruction
+#endif
 METAL_FUNC bool simd_any(bool p) { return __any_sync(MLX_KV_ALL_LANES, p); }
 METAL_FUNC bool simd_all(bool p) { return __all_sync(MLX_KV_ALL_LANES, p); }
 template <typename T> METAL_FUNC T quad_shuffle_xor(T v, ushort mask) { return simd_shuffle_xor(v, mask); }
