@@ -70,9 +70,9 @@ MUTANTS = {
     "tiles.metal": [
         Mutant("simd_max(as_type<uint>(largest))", "as_type<uint>(largest)"),
         Mutant("metal::max(largest_of(lower[i].minimum(0)), largest_of(upper[i].minimum(0)))", "0.0f"),
-        Mutant("group_keys.fold(channel + RUN, upper[i]);", "group_keys.fold(channel, upper[i]);"),
+        Mutant("of_group.fold(channel + RUN, upper[i]);", "of_group.fold(channel, upper[i]);"),
         Mutant("        share_fold();\n        load_fold();", "        share_fold();"),
-        Mutant("if (groups_left > 0) group_keys", "if (groups_left > 1) group_keys"),
+        Mutant("metal::min(next_group + 1, last_group)", "metal::min(next_group + 1, last_group - 1)"),
         Mutant("                simdgroup_barrier(mem_flags::mem_threadgroup);  // all", "                // all"),
         Mutant("halves(own.x), halves(own.z)", "halves(own.y), halves(own.z)"),
         Mutant("bias1 = bias[0].thread_elements().y * (unit1", "bias1 = bias[0].thread_elements().y * (unit0"),

@@ -14,11 +14,13 @@ struct TileWalk {
     const FragmentPlace<Shape> place;
     const int lane;
     int row;                                         // of the tile in hand
-    int groups_left;                                 // groups whose scales have not been loaded
+    int next_group;                                  // the one whose scales are loaded next
+    const int last_group;
     const Pairs query;
     const Folds folds;                               // in threadgroup memory: what the lanes of this simdgroup share
+    const Keys group_keys;                           // of row 0: a pointer that moves along would take registers
     // Where this lane reads next: places in a tile are then constants, which cost no arithmetic.
-    Keys group_keys, tile_keys;
+    Keys tile_keys;
     const device uint* own_keys;
     ValuePlace<Shape, Values> tile_values;
     uint key_words[R][W];
@@ -33,8 +35,8 @@ struct TileWalk {
 
     METAL_FUNC TileWalk(
         Keys keys, Values values, Pairs query, Folds folds, float unit0, float unit1, int first_group, int groups, int lane)
-        : place(lane), lane(lane), row(first_group * TILE_ROWS), groups_left(groups), query(query), folds(folds),
-          group_keys(keys.from(row)), tile_keys(keys.from(row + place.token())), own_keys(tile_keys.words(0) + place.quad * W),
+        : place(lane), lane(lane), row(first_group * TILE_ROWS), next_group(first_group), last_group(first_group + groups - 1),
+          query(query), folds(folds), group_keys(keys), tile_keys(keys.from(row + place.token())), own_keys(tile_keys.words(0) + place.quad * W),
           tile_values(values, row, place), unit0(unit0), unit1(unit1) {
         load_fold();
         load_keys();
@@ -46,15 +48,15 @@ struct TileWalk {
         fold_query();
     }
     METAL_FUNC void load_fold() {
+        const Keys of_group = group_keys.from(next_group * TILE_ROWS);
         #pragma unroll
         for (int i = 0; i < OWN_SHARES; i++) {
             const int share = metal::min(lane + 32 * i, SHARES - 1);
             const int channel = share / (RUN / 2) * 2 * RUN + share % (RUN / 2) * 2;
-            group_keys.fold(channel, lower[i]);
-            group_keys.fold(channel + RUN, upper[i]);
+            of_group.fold(channel, lower[i]);
+            of_group.fold(channel + RUN, upper[i]);
         }
-        groups_left -= 1;
-        if (groups_left > 0) group_keys = group_keys.from(TILE_ROWS);  // the last one again, so that loading need not depend on it
+        next_group = metal::min(next_group + 1, last_group);  // the last one again, so that loading need not depend on it
     }
     METAL_FUNC void load_keys() {
         #pragma unroll
