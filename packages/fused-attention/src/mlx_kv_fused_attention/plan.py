@@ -85,6 +85,7 @@ def plan(format: Format, query_heads: int, scale: float, logits: bool, backend: 
         template |= {"KEY_BITS": format.key_bits, "VALUE_BITS": format.value_bits}
         # With registers for all that is in flight, which most tiles would spill in three.
         per_core = 3 if rows == 32 and heavy <= 256 else 2
+        template["VALUES_AHEAD"] = per_core == 2  # where three run, there are no registers for the next tile's values
     kernel = AttentionKernel(
         "attend_tiles" if tiled else "attend_rows",
         PACKAGE,

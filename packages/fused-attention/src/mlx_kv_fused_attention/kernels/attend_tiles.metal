@@ -51,7 +51,7 @@
         threadgroup_barrier(mem_flags::mem_threadgroup);
         const long groups = (tiles_end - tiles_begin) / TILE_ROWS, parts = (splits - row_splits) * SIMDGROUPS;
         const int part = (split - row_splits) * SIMDGROUPS + simdgroup, before = tiles_begin / TILE_ROWS;
-        attend_tiles<Shape, TILE_ROWS, ROWS, VALUE_BITS>(
+        attend_tiles<Shape, TILE_ROWS, ROWS, VALUE_BITS, VALUES_AHEAD>(
             tiles, keys, values, query_pairs, folds + simdgroup * 4 * Shape::FOLD_STRIDE,
             units[metal::min(place_of_lane.column0, GROUP - 1)] * scale,
             units[metal::min(place_of_lane.column1, GROUP - 1)] * scale, own_logits, GROUP, before + int(groups * part / parts),

@@ -1,7 +1,11 @@
 // Attention over packed tiles; fragments.metal says which lane holds what.
 
 // What a simdgroup holds of its rows: the tile in hand, loaded ahead, and the query folded with the scales of the tile's group.
-template <typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys, typename Values, typename Pairs, typename Folds>
+// With VALUES_AHEAD values are loaded a tile ahead, else beside the products of their own tile's keys: that hides less of the memory's
+// latency, but needs registers for one tile's values instead of two.
+template <
+    typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, bool VALUES_AHEAD, typename Keys, typename Values, typename Pairs,
+    typename Folds>
 struct TileWalk {
     using Half8x8 = simdgroup_half8x8;
     static constexpr constant int R = ROWS / 8;      // fragments of a tile, in fours
@@ -40,7 +44,7 @@ struct TileWalk {
           tile_values(values, row, place), unit0(unit0), unit1(unit1) {
         load_fold();
         load_keys();
-        load_values();
+        if constexpr (VALUES_AHEAD) load_values();
         if constexpr (KEY_PLANES == 2) sum_query();
         share_fold();
         load_fold();
@@ -66,6 +70,11 @@ struct TileWalk {
     METAL_FUNC void load_values() {
         #pragma unroll
         for (int j = 0; j < R; j++) tile_values.load(8 * j, value_words[j], scales[j]);
+        tile_values.advance(ROWS);
+    }
+    METAL_FUNC void read_values() {
+        #pragma unroll
+        for (int j = 0; j < R; j++) operands[j].read(value_words[j], scales[j]);
     }
 
     static METAL_FUNC Half8x8 halves(uint word) { return matrix_of<Half8x8>(as_type<half2>(word)); }
@@ -189,15 +198,13 @@ struct TileWalk {
 
     // Attends to the tile in hand. If there are MORE, registers are filled for the next one as soon as they are free; that is known
     // at compile time, because a register that may keep its old number is not free. CUDA's compiler waits for all loads in flight
-    // at once: the first number wanted, at the start of a tile, must not wait for loads that have just been issued. So values become
-    // operands first of all, and their registers and the fold's are free for almost a whole tile.
+    // at once: the first number wanted, at the start of a tile, must not wait for loads that have just been issued. So values that
+    // were loaded ahead become operands first of all, and their registers are free for almost a whole tile.
     template <bool MORE, typename Logits>
     METAL_FUNC void attend(thread TileState<Shape>& state, Logits logits, int heads, bool last_of_group) {
-        #pragma unroll
-        for (int j = 0; j < R; j++) operands[j].read(value_words[j], scales[j]);
+        if constexpr (VALUES_AHEAD) read_values();
+        if constexpr (MORE || !VALUES_AHEAD) load_values();
         if constexpr (MORE) {
-            tile_values.advance(ROWS);
-            load_values();
             if (TILE_ROWS == ROWS || last_of_group) {
                 simdgroup_barrier(mem_flags::mem_threadgroup);  // all lanes have folded the query of the group in hand
                 share_fold();
@@ -232,6 +239,7 @@ struct TileWalk {
             simdgroup_barrier(mem_flags::mem_threadgroup);
         }
 
+        if constexpr (!VALUES_AHEAD) read_values();
         // Those of the tile in hand: the next tile's query is folded beside this one's products, which leave time for it.
         const float own_bias0 = bias0, own_bias1 = bias1, own_factor0 = factor0, own_factor1 = factor1;
         float highest0 = -INFINITY, highest1 = -INFINITY, largest_scale0 = 0, largest_scale1 = 0;
@@ -284,15 +292,15 @@ struct TileWalk {
 
 // Groups first..last-1 of TILE_ROWS rows each, in tiles of ROWS.
 template <
-    typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, typename Keys, typename Values, typename Pairs, typename Folds,
-    typename Logits>
+    typename Shape, int TILE_ROWS, int ROWS, int VALUE_BITS, bool VALUES_AHEAD, typename Keys, typename Values, typename Pairs,
+    typename Folds, typename Logits>
 METAL_FUNC void attend_tiles(
     thread TileState<Shape>& state, Keys keys, Values values, Pairs query, Folds folds, float unit0, float unit1, Logits logits,
     int heads, int first, int last, int lane) {
     constexpr int TILES = TILE_ROWS / ROWS;          // of a group
     state.clear();
     if (first >= last) return;
-    TileWalk<Shape, TILE_ROWS, ROWS, VALUE_BITS, Keys, Values, Pairs, Folds> walk(
+    TileWalk<Shape, TILE_ROWS, ROWS, VALUE_BITS, VALUES_AHEAD, Keys, Values, Pairs, Folds> walk(
         keys, values, query, folds, unit0, unit1, first, last - first, lane);
     const int tiles = (last - first) * TILES;
     #pragma unroll 1
