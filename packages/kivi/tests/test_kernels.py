@@ -358,6 +358,22 @@ def test_a_token_of_one_sequence_is_taken_in_two_launches(emulated, monkeypatch)
     assert all(mx.array_equal(held[0][name], held[1][name]) for name in held[0])
 
 
+def test_a_tail_that_is_large_is_written_where_it_lies(emulated, monkeypatch):
+    import mlx_kv_emulator
+
+    monkeypatch.setenv("MLX_KV_BACKEND", "emulator")
+    store = KiviStore(Kivi(bits=2, group_size=32, residual=4160))
+    x = array("normal", 0, (1, 2, 4300, 64), mx.float16)
+    store.append(x[..., :4200, :], x[..., :4200, :])
+    store.settle()
+    assert store.values.tail.data.nbytes > 1 << 20 > store.keys.tail.data.nbytes
+    with mlx_kv_emulator.counters() as launches:
+        for n in range(4200, 4210):
+            store.append(x[..., n : n + 1, :], x[..., n : n + 1, :])
+    assert {launch.kernel.split("_float16")[0] for launch in launches} == {"quantize_values"}
+    assert not store.values.staged_rows
+
+
 # ---- arrays that no kernel takes
 
 UNFIT = [

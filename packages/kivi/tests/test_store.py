@@ -2,6 +2,7 @@
 
 import gc
 import json
+import pickle
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 
 from mlx_kv import Policy
 from mlx_kv.testing.driving import contents, random_tokens, reachable_arrays, same_bits
+from mlx_kv_kernels import backends
 from mlx_kv_kivi import Kivi, KiviStore
 
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())["kivi_bytes"]
@@ -159,3 +161,35 @@ def test_a_policy_that_drops_a_row_at_every_step_is_refused():
     store = KiviStore()
     with pytest.raises(ValueError, match=r"\[kivi\] expected a policy that drops rows when a prompt ends"):
         store.accept(OneByOne())
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+def test_padding_around_a_single_token_is_not_taken_for_it(backend, monkeypatch):
+    if not backends()[backend][0]:
+        pytest.skip(f"no {backend} here")
+    monkeypatch.setenv("MLX_KV_BACKEND", backend)
+    tokens = random_tokens(0, 60)
+    store, expected = KiviStore(Kivi(residual=32)), KiviStore(Kivi(residual=32))
+    for each in (store, expected):
+        each.append(tokens.keys[:, :, :50], tokens.values[:, :, :50])
+    store.append(tokens.keys[:, :, 50:55], tokens.values[:, :, 50:55], [(0, 1)])
+    expected.append(tokens.keys[:, :, 50:51], tokens.values[:, :, 50:51])
+    assert all(same_bits(*pair) for pair in zip(store.dense(), expected.dense(), strict=True))
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+@pytest.mark.parametrize("shape", [(1, 4, 1, 64), (1, 1, 1, 64), (1, 2, 1, 32)])
+def test_rows_of_other_heads_or_channels_are_refused(shape, backend, monkeypatch):
+    if not backends()[backend][0]:
+        pytest.skip(f"no {backend} here")
+    monkeypatch.setenv("MLX_KV_BACKEND", backend)
+    store = filled(Kivi(residual=32), 50, heads=2)
+    before = contents(store)
+    with pytest.raises(ValueError, match=r"\[mlx_kv\] expected rows of 2 heads and 64 channels"):
+        store.append(mx.zeros(shape, mx.float16), mx.zeros(shape, mx.float16))
+    assert contents(store) == before
+
+
+def test_a_store_can_be_pickled():
+    store = filled(Kivi(residual=32), 100, heads=2)
+    assert contents(pickle.loads(pickle.dumps(store))) == contents(store)

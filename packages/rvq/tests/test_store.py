@@ -242,3 +242,12 @@ def test_bits_of_an_element_beyond_the_exact_rows(config, bits):
     packed = {name: rows for name, rows in contents(store)[0].items() if name.endswith(("codes", "norm", "mean"))}
     elements = 3 * 64 * sum(store.buffers()[f"{side}_codes"].lengths[0] for side in ("keys", "values"))
     assert 8 * sum(map(len, packed.values())) / elements <= bits
+
+
+def test_rows_to_keep_may_be_unsigned():
+    """As topk_rows names them."""
+    kept = mx.broadcast_to(mx.arange(0, 120, 2), (1, 2, 60))
+    stores = [filled(Rvq(center=False, residual=32), 120) for _ in range(2)]
+    for store, dtype in zip(stores, (mx.int32, mx.uint32), strict=True):
+        store.take(kept.astype(dtype), [60])
+    assert contents(stores[0]) == contents(stores[1])

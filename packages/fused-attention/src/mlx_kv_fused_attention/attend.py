@@ -11,7 +11,7 @@ from mlx_kv.rows import Span
 from mlx_kv_kernels import resolve_backend
 from mlx_kv_kernels.kernel import CONSTANT_BELOW
 from mlx_kv_kernels.launch import Launch, launches
-from mlx_kv_kernels.numbers import numbers
+from mlx_kv_kernels.numbers import new_numbers
 
 from . import reference
 from .merge import launch_merge
@@ -95,7 +95,8 @@ def launch_attend(
     launch, places = _prepare(
         layout.format, layout.rows, layout.tiles, layout.places, queries.shape[1], scale, logits, splits, backend
     )
-    return launch([queries, places, *layout.arrays, *(() if sinks is None else (sinks,))])
+    own_sinks = () if sinks is None else (sinks,)
+    return launch([queries, new_numbers(places, mx.int32), *layout.arrays, *own_sinks])
 
 
 @launches  # the layers of a model usually agree, and what is worked out for one serves all
@@ -109,7 +110,7 @@ def _prepare(
     logits: bool,
     splits: int | None,
     backend: str,
-) -> tuple[Launch, mx.array]:
+) -> tuple[Launch, tuple[int, ...]]:
     """Return the launches, and the numbers of every sequence as sequence.metal reads them."""
     of_layout = plan(format, query_heads, scale, logits, backend)
     tiles = tiles if of_layout.tiled else ((0, 0),) * len(rows)
@@ -121,7 +122,7 @@ def _prepare(
     for count, tile, place in zip(rows, tiles, places, strict=True):
         own += (count, *tile, logit_rows, chosen.rows, *place)
     padding = [0] * (CONSTANT_BELOW - len(own))  # fewer numbers would be in another address space
-    return launch, numbers((*own, *padding), mx.int32)
+    return launch, (*own, *padding)
 
 
 @launches

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Self
 
 from mlx_kv.layout import Layout
@@ -11,8 +10,7 @@ from mlx_kv.packing import PackedStore
 
 from .config import Kivi
 from .layout import describe
-from .packed import Dequantizer, PackedRows, Quantizer
-from .quantize import dequantize_keys, dequantize_values, quantize_keys, quantize_values
+from .packed import PackedRows, Quantizer
 
 if TYPE_CHECKING:
     from mlx_kv import Policy
@@ -28,8 +26,8 @@ class KiviStore(PackedStore[PackedRows]):
         """Make an empty store."""
         self.config = c = config or Kivi()
         super().__init__(
-            PackedRows(*_keys(c.bits_of_keys, c.group_size), c.group_size, c.sinks),
-            PackedRows(*_values(c.bits_of_values, c.group_size), 1, c.sinks),
+            PackedRows(Quantizer(c.bits_of_keys, c.group_size, per_channel=True), c.sinks),
+            PackedRows(Quantizer(c.bits_of_values, c.group_size, per_channel=False), c.sinks),
             c.rollback,
             c.defer,
         )
@@ -68,19 +66,3 @@ class KiviStore(PackedStore[PackedRows]):
         store = type(self)(self.config)
         store.defer = self.defer
         return store
-
-
-# The same functions for all stores of a configuration: see PackedSide.row_packer.
-
-
-@cache
-def _keys(bits: int, group_size: int) -> tuple[Quantizer, Dequantizer]:
-    return lambda rows: quantize_keys(rows, bits, group_size), lambda packed: dequantize_keys(packed, bits, group_size)
-
-
-@cache
-def _values(bits: int, group_size: int) -> tuple[Quantizer, Dequantizer]:
-    return (
-        lambda rows: quantize_values(rows, bits, group_size),
-        lambda packed: dequantize_values(packed, bits, group_size),
-    )

@@ -13,7 +13,7 @@ from mlx_kv.rows import RowBuffer, Span
 from mlx_kv.turn import RowPacker
 from mlx_kv_kernels import gather_rows
 
-from .codec import Codec
+from .codec import Codec, RotatedCodec
 from .config import BLOCK
 from .reference import Encoded
 
@@ -44,8 +44,8 @@ class PackedRows(PackedSide):
 
     @property
     def row_packer(self) -> RowPacker | None:
-        """The codec, if rows are not centred."""
-        return None if self.codec.centered else _row_packer(self.codec)
+        """The codec, if its rows are read as they are and not centred."""
+        return _row_packer(self.codec) if isinstance(self.codec, RotatedCodec) and not self.codec.centered else None
 
     def append(self, rows: Float[mx.array, "batch heads rows dim"], spans: Sequence[Span]) -> None:
         """Append a chunk to the tail."""
@@ -72,7 +72,7 @@ class PackedRows(PackedSide):
         rows, which hang on their block.
         """
         self.write_staged()
-        packed = self.codes.lengths
+        indices, packed = indices.astype(mx.int32), self.codes.lengths
         if not any(packed):
             tail = gather_rows(self.tail.view(), indices)
             self.tail.clear(len(counts))
@@ -140,5 +140,5 @@ class PackedRows(PackedSide):
 
 
 @cache
-def _row_packer(codec: Codec) -> RowPacker:
+def _row_packer(codec: RotatedCodec) -> RowPacker:
     return lambda rows: codec.encode(rows, ())[:2]

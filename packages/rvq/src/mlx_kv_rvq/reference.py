@@ -20,7 +20,7 @@ import mlx.core as mx
 
 from .codebook import codebooks, midpoints
 from .config import BLOCK
-from .rotation import rotate_longer, turn_back
+from .rotation import rotate_unscaled, turn_back
 
 if TYPE_CHECKING:
     from jaxtyping import BFloat16, Float, Float32, UInt32
@@ -59,7 +59,7 @@ def encode(
       NaN or an infinity does so to its whole block.
     """
     dim = x.shape[-1]
-    y, mean = rotate_longer(x.astype(mx.float32), seed), None  # by dim^0.5, which is taken out of means and norms
+    y, mean = rotate_unscaled(x.astype(mx.float32), seed), None  # by dim^0.5, which is taken out of means and norms
     if center:
         mean = _block_means(y, skip, x.dtype)
         y = y - mx.repeat(mean.astype(mx.float32) * dim**0.5, BLOCK, axis=-2)

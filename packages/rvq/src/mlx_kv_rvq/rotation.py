@@ -43,7 +43,7 @@ def negative_columns(dim: int) -> tuple[int, ...]:
     return tuple(sum((column[row] < 0) << b for b, column in enumerate(columns)) for row in range(odd_part(dim)))
 
 
-def rotate_longer(x: Float32[mx.array, "*batch dim"], seed: int) -> Float32[mx.array, "*batch dim"]:
+def rotate_unscaled(x: Float32[mx.array, "*batch dim"], seed: int) -> Float32[mx.array, "*batch dim"]:
     """Rotate rows, and make them dim^0.5 times as long.
 
     Sums are in the order in which the kernel adds, so that both find the same codes.
@@ -67,7 +67,7 @@ def rotate_longer(x: Float32[mx.array, "*batch dim"], seed: int) -> Float32[mx.a
 
 
 def turn(x: Float[mx.array, "*batch dim"], seed: int) -> Float[mx.array, "*batch dim"]:
-    """Rotate rows by MLX's own transform; `rotate_longer` without the length, up to rounding."""
+    """Rotate rows by MLX's own transform; `rotate_unscaled` without the length, up to rounding."""
     return mx.hadamard_transform(x * _signs(x.shape[-1], seed, x.dtype))
 
 

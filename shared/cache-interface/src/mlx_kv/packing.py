@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import mlx.core as mx
 
-from mlx_kv_kernels import gather_rows
+from mlx_kv_kernels import gather_rows, resolve_backend
 
 from .rows import RowBuffer, Span
 from .store import Store, whole
@@ -66,14 +66,23 @@ class PackedSide(ABC):
 
     @property
     def packed_rows(self) -> int:
-        """Rows packed of the only sequence."""
+        """Rows packed of the only sequence, the staged ones among them."""
         return self.codes.ends[0] - self.codes.begins[0] + self.staged_rows
 
     def buffers(self) -> dict[str, RowBuffer]:
-        """The buffers by name."""
+        """The buffers by name, with no rows left staged beside them."""
         self.write_staged()
         scales = {name: buffer for name, (buffer, _) in self.scales().items()}
         return {"codes": self.codes, **scales, "exact": self.exact, "tail": self.tail}
+
+    def refuse_others(self, heads: int, dim: int) -> None:
+        """Refuse rows of other heads or another dim than those held, with ValueError."""
+        held = self.tail.data
+        if held is not None and (heads, dim) != (held.shape[1], held.shape[3]):
+            raise ValueError(
+                f"[mlx_kv] expected rows of {held.shape[1]} heads and {held.shape[3]} channels, as the store holds, "
+                f"got {heads} and {dim}"
+            )
 
     def append(self, rows: Float[mx.array, "batch heads rows dim"], spans: Sequence[Span]) -> None:
         """Append a chunk to the tail."""
@@ -196,6 +205,8 @@ class PackedStore(Store, Generic[Side]):
         if spans == _ONE_TOKEN and self._take_turn(keys, values):
             return
         self.check(keys.shape[3], values.shape[3])
+        for side, rows in ((self.keys, keys), (self.values, values)):
+            side.refuse_others(rows.shape[1], rows.shape[3])
         if not self._rows:
             self.load({}, self.blank(len(spans)).places())
         self.settle()
@@ -208,15 +219,19 @@ class PackedStore(Store, Generic[Side]):
         self._in_prompt = [n > drafted if n else before for n, before in zip(counts, self._in_prompt, strict=True)]
 
     def _take_turn(self, keys: mx.array, values: mx.array) -> bool:
-        """Settle, and append a token of the only sequence; False if that is more than a turn."""
+        """Settle, and append a token of the only sequence; False if that is more than a turn, or spares no launch."""
         if len(self._rows) != 1 or self._rollback or self._in_prompt[0]:
+            return False
+        backend = resolve_backend()
+        if backend == "reference":
             return False
         sides = self.keys, self.values
         dues = [self.packed(side, self._rows)[0] - side.packed_rows for side in sides]
         if not (can_take_turn(sides[0], dues[0], keys) and can_take_turn(sides[1], dues[1], values)):
             return False
-        take_turn(sides, dues, (keys, values))
-        self._rows = self._most = [self._rows[0] + 1]
+        take_turn(sides, dues, (keys, values), backend)
+        self._rows = [self._rows[0] + 1]
+        self._most = list(self._rows)  # nothing has been taken back, without rollback
         return True
 
     def settle(self) -> None:

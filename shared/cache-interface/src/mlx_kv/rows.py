@@ -94,7 +94,7 @@ class RowBuffer:
         self.ends = [end + n for end, n in zip(self.ends, counts, strict=True)]
 
     def at_front(self) -> mx.array:
-        """Return the array of the only sequence, moved to its front if it is not there, or has no room for a row."""
+        """Return the array of the only sequence, made anew if that does not begin at its front or is full."""
         if self.data is None or self.begins[0] or self.ends[0] == self.limits[0]:
             self._rebuild(self._rooms([1]))
         return cast("mx.array", self.data)

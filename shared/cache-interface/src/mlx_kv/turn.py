@@ -1,8 +1,8 @@
 """A single token's turn in a packed store of one sequence: what decoding does in every layer, at every step.
 
-It does what PackedSide.settle and append do for chunks and batches, in two launches that MLX compiles as one: on a fast
-device the host decides how long a step takes, and every buffer written to costs it as much as a kernel. Packed rows
-wait in small buffers, `staged`, to be written behind the others STAGED at a time.
+It does what PackedSide.settle and append do for chunks and batches, in one launch beside the packing of what is due: on
+a fast device the host decides how long a step takes, and every buffer written to costs it as much as a kernel. Packed
+rows wait in small buffers, `staged`, to be written behind the others STAGED at a time.
 """
 
 from __future__ import annotations
@@ -13,47 +13,53 @@ from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
-from mlx_kv_kernels import Backend, resolve_backend
+from mlx_kv_kernels import Backend
 from mlx_kv_kernels.launch import Launch, launches
-from mlx_kv_kernels.put import numbers_of, put_each
+from mlx_kv_kernels.put import Spot, put_each, spots_array
 
 if TYPE_CHECKING:
     from .packing import PackedSide
 
 STAGED = 32
 """Rows of a staged buffer."""
+_LARGEST_TAIL = 1 << 20  # bytes: larger ones are written to where they lie, which costs a launch but no copy
 
 RowPacker = Callable[[mx.array], Sequence[mx.array]]
 """Packs rows [1, heads, 1, dim], each on its own: an array for each of a side's coded buffers."""
 
 
 def can_take_turn(side: PackedSide, due: int, row: mx.array) -> bool:
-    """Tell whether there is nothing to pack but, if `due` is 1, a row beyond the exact ones, which can be staged."""
+    """Tell whether a row [1, heads, 1, dim] can be appended where so many rows are due to be packed.
+
+    One row may be, beyond the exact ones, where rows are packed each on its own and there is room to stage it.
+    """
     tail = side.tail.data
-    if tail is None or row.shape[3] != tail.shape[3] or row.dtype != tail.dtype:
+    if tail is None or tail.nbytes > _LARGEST_TAIL or row.dtype != tail.dtype:
+        return False
+    if row.shape != (1, tail.shape[1], 1, tail.shape[3]):
         return False
     if due != 1:
         return due == 0
-    unstaged = side.packed_rows - side.staged_rows
-    return side.row_packer is not None and side.staged_rows < STAGED and unstaged >= max(side.sinks, 1)
+    written = side.packed_rows - side.staged_rows
+    # Once the exact rows have been written, so have the buffers that say what staged ones look like.
+    return side.row_packer is not None and side.staged_rows < STAGED and written >= max(side.sinks, 1)
 
 
-def take_turn(sides: Sequence[PackedSide], dues: Sequence[int], rows: Sequence[mx.array]) -> None:
+def take_turn(sides: Sequence[PackedSide], dues: Sequence[int], rows: Sequence[mx.array], backend: Backend) -> None:
     """Append rows [1, heads, 1, dim] to the sides' tails; where one is due, pack the tail's first and drop it."""
     packers: list[RowPacker | None] = []
     arrays: list[mx.array] = []
-    places: list[tuple[int, int, int]] = []
+    spots: list[Spot] = []
     for side, due, row in zip(sides, dues, rows, strict=True):
         tail = side.tail.at_front()
         arrays += (row, tail)
-        places.append((tail.shape[2], due, side.tail.ends[0] - due))
+        spots.append(Spot(tail.shape[2], shift=due, place=side.tail.ends[0] - due))
         packers.append(side.row_packer if due else None)
         if due:
             staged = side.staged or _blank(side)
             arrays += staged
-            places += [(STAGED, 0, side.staged_rows)] * len(staged)
-    launch = _launch(tuple(packers), resolve_backend())
-    written = iter(launch([numbers_of(places), *arrays]))
+            spots += [Spot(STAGED, shift=0, place=side.staged_rows)] * len(staged)
+    written = iter(_launch(tuple(packers), backend)([spots_array(spots), *arrays]))
     for side, due in zip(sides, dues, strict=True):
         side.tail.restart(next(written), side.tail.ends[0] - due + 1)
         if due:
@@ -65,8 +71,8 @@ def take_turn(sides: Sequence[PackedSide], dues: Sequence[int], rows: Sequence[m
 def _launch(packers: tuple[RowPacker | None, ...], backend: Backend) -> Launch:
     """Return the launch for sides of which those with a packer pack their tail's first row.
 
-    It takes `numbers_of` the places, then of each side the new row, the tail and, with a packer, the staged buffers;
-    it returns the tail and those buffers of each side.
+    It takes the spots, then of each side the new row, the tail and, with a packer, the staged buffers; it returns the
+    tail and those buffers of each side.
     """
 
     def launch(arrays: list[mx.array]) -> list[mx.array]:
@@ -79,7 +85,7 @@ def _launch(packers: tuple[RowPacker | None, ...], backend: Backend) -> Launch:
                 puts += [(next(given), packed) for packed in packer(tail[:, :, :1])]
         return put_each(puts, arrays[0], backend)
 
-    return Launch(launch, compiles=backend in ("metal", "cuda"))
+    return Launch(launch, compiles=backend != "emulator")
 
 
 def _blank(side: PackedSide) -> list[mx.array]:

@@ -14,7 +14,7 @@ from . import accumulate_reference as reference
 from .backend import Backend, resolve_backend
 from .kernel import Kernel
 from .launch import Launch, launches
-from .numbers import numbers
+from .numbers import new_numbers, numbers
 from .rows import topk_rows
 
 if TYPE_CHECKING:
@@ -134,9 +134,9 @@ def accumulate_held(
             positions,
             numbers((-float("inf"),) * logits.shape[1], mx.float32) if sinks is None else sinks.astype(mx.float32),
             # Apart from each other: what changes with every step is the same in every layer, and made once for all.
-            numbers((scale, *[step.temperature for step in steps]), mx.float32),
+            new_numbers((scale, *[step.temperature for step in steps]), mx.float32),
             numbers((seed - (1 << 32) if seed >= 1 << 31 else seed, layer), mx.int32),
-            numbers(tuple(own), mx.int32),
+            new_numbers(tuple(own), mx.int32),
         ]
     )
     return new_scores, new_positions, dropped

@@ -14,7 +14,7 @@ from . import reference, source
 from .backend import Backend, resolve_backend
 from .kernel import CONSTANT_BELOW, Kernel
 from .launch import Launch, launches
-from .numbers import numbers
+from .numbers import new_numbers
 
 if TYPE_CHECKING:
     from jaxtyping import Int32, Shaped
@@ -31,6 +31,15 @@ class Put(NamedTuple):
     """Where the row comes to stand."""
     shift: int = 0
     """How many rows go at the front before; what then stands behind the last one has no meaning."""
+
+
+class Spot(NamedTuple):
+    """Where a buffer gets its row, as the kernel is told."""
+
+    rows: int
+    """Of the buffer."""
+    shift: int
+    place: int
 
 
 @dataclass(frozen=True)
@@ -86,24 +95,24 @@ def put_rows(puts: Sequence[Put], *, backend: str | None = None) -> list[mx.arra
             )
         if not (0 <= place < rows and 0 <= shift <= rows):
             raise ValueError(f"[put_rows] expected place and shift within {rows} rows, got {place} and {shift}")
-    places = numbers_of([(put.buffer.shape[2], put.shift, put.place) for put in puts])
-    return put_each([put[:2] for put in puts], places, resolve_backend(backend))
+    spots = spots_array([Spot(put.buffer.shape[2], put.shift, put.place) for put in puts])
+    return put_each([put[:2] for put in puts], spots, resolve_backend(backend))
 
 
-def numbers_of(places: Sequence[tuple[int, int, int]]) -> mx.array:
-    """Return the rows, the shift and the place of each buffer as `put_each` takes them."""
-    own = [n for each in places for n in each]
-    return numbers((*own, *[0] * (CONSTANT_BELOW - len(own))), mx.int32)
+def spots_array(spots: Sequence[Spot]) -> Int32[mx.array, " numbers"]:
+    """Return the array that `put_each` takes."""
+    own = [n for spot in spots for n in spot]
+    return new_numbers((*own, *[0] * (CONSTANT_BELOW - len(own))), mx.int32)
 
 
 def put_each(
-    puts: Sequence[tuple[mx.array, mx.array]], places: Int32[mx.array, " numbers"], backend: Backend
+    puts: Sequence[tuple[mx.array, mx.array]], spots: Int32[mx.array, " numbers"], backend: Backend
 ) -> list[mx.array]:
-    """Do what `put_rows` does, unchecked, for pairs of a buffer and its row, in places that may be a compiled input."""
+    """Do what `put_rows` does, unchecked, for pairs of a buffer and its row, at spots that may be a compiled input."""
     if backend == "reference":
-        return [reference.put_row(*put, places[3 * i + 1], places[3 * i + 2]) for i, put in enumerate(puts)]
+        return [reference.put_row(*put, spots[3 * i + 1], spots[3 * i + 2]) for i, put in enumerate(puts)]
     shapes, dtypes = tuple([buffer.shape for buffer, _ in puts]), tuple([buffer.dtype for buffer, _ in puts])
-    return _launch(shapes, dtypes, backend)([*[_in_device_memory(array) for put in puts for array in put], places])
+    return _launch(shapes, dtypes, backend)([*[_in_device_memory(array) for put in puts for array in put], spots])
 
 
 @launches
