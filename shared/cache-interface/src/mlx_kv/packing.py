@@ -62,7 +62,7 @@ class PackedSide(ABC):
     @property
     @abstractmethod
     def row_packer(self) -> RowPacker | None:
-        """What packs rows each on its own, the same object for all sides that pack alike; None where rows share."""
+        """What packs rows each on its own, equal and of one hash for sides that pack alike; None where rows share."""
 
     @property
     def packed_rows(self) -> int:
