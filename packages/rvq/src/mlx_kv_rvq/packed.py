@@ -71,7 +71,6 @@ class PackedRows(PackedSide):
         are encoded, and packed ones that come to stand among the first `sinks` are held as they read. Not for centred
         rows, which hang on their block.
         """
-        self.write_staged()
         indices, packed = indices.astype(mx.int32), self.codes.lengths
         if not any(packed):
             tail = gather_rows(self.tail.view(), indices)

@@ -70,6 +70,8 @@ class RvqStore(PackedStore[PackedRows]):
 
         Else, and always if keys are centred, the rows are read back and encoded anew as the rule for so many says.
         """
+        for side in (self.keys, self.values):
+            side.write_staged()
         stays = [b for b, n in enumerate(counts) if self._can_gather(b, n)]
         if not stays:
             return super().take(indices, counts)
