@@ -6,7 +6,7 @@ import pytest
 
 from mlx_kv.accumulation import AccumulatingPolicy
 from mlx_kv_fused_attention import attend
-from mlx_kv_kernels import Kernel
+from mlx_kv_kernels import Kernel, source
 from mlx_kv_kernels.testing import Leg, Mutant, surviving_mutants
 
 CHECKED = Leg("emulator", (("mode", "check"), ("order", 0)))
@@ -119,6 +119,12 @@ MUTANTS = {
 }
 
 
+@pytest.fixture
+def mutable_texts(monkeypatch):
+    """kernel.py binds `read` by name; mutants replace it in its module."""
+    monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *file: source.read(*file))
+
+
 class Part(Kernel):
     """One file of the kernels' text, for mutation: not a kernel of its own."""
 
@@ -128,7 +134,7 @@ class Part(Kernel):
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_every_mutant_is_noticed(tools, emulated, name, monkeypatch):
+def test_every_mutant_is_noticed(tools, emulated, name, mutable_texts):
     kernel = (Part if name.endswith(".metal") else Kernel)(name, PACKAGE, (), ())
     # Channels and heads of different sizes, keys far from zero in a channel.
     spec = "kivi(bits=2, key_bits=4, group_size=32, residual=32, sinks=2)"
@@ -159,10 +165,6 @@ def test_every_mutant_is_noticed(tools, emulated, name, monkeypatch):
                 for each, true in zip(stale, truth_of_stale, strict=True):
                     assert tools.error(attend(one, each.layout(), 0.1, splits=1, backend="emulator"), true) < 1e-5
 
-    from mlx_kv_kernels import source
-
-    # kernel.py binds `read` by name; mutants replace it in its module.
-    monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *file: source.read(*file))
     assert surviving_mutants(kernel, MUTANTS[name], check) == []
 
 
@@ -176,7 +178,7 @@ DENSE_ROWS = [
 ]
 
 
-def test_every_mutant_of_dense_rows_is_noticed(tools, emulated, monkeypatch):
+def test_every_mutant_of_dense_rows_is_noticed(tools, emulated, mutable_texts):
     """The newest rows wait beside the others, as under a policy that drops one at every step."""
     truth_store = tools.filled("dense", [41, 30], 2, 64, 96, mx.float32)
     waiting = tools.filled("dense", [41, 30], 2, 64, 96, mx.float32)
@@ -192,10 +194,6 @@ def test_every_mutant_of_dense_rows_is_noticed(tools, emulated, monkeypatch):
         with CHECKED.active():
             assert tools.error(attend(queries, waiting.layout(), 0.2, backend="emulator"), truth) < 1e-5
 
-    check()
-    from mlx_kv_kernels import source
-
-    monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *file: source.read(*file))
     assert surviving_mutants(Part("dense_rows.metal", "mlx_kv", (), ()), DENSE_ROWS, check) == []
 
 
@@ -210,7 +208,7 @@ STAGED_ROWS = [
 ]
 
 
-def test_every_mutant_of_staged_rows_is_noticed(tools, emulated, monkeypatch):
+def test_every_mutant_of_staged_rows_is_noticed(tools, emulated, mutable_texts, monkeypatch):
     monkeypatch.setenv("MLX_KV_BACKEND", "emulator")  # the reference stages nothing
     store = tools.filled("kivi(bits=2, residual=32)", [100], 2, 64, 64, mx.float32)
     assert store.values.staged_rows == 2  # of the three appended alone
@@ -221,7 +219,4 @@ def test_every_mutant_of_staged_rows_is_noticed(tools, emulated, monkeypatch):
         with CHECKED.active():
             assert tools.error(attend(queries, layout, 0.2, backend="emulator"), truth) < 1e-5
 
-    from mlx_kv_kernels import source
-
-    monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *file: source.read(*file))
     assert surviving_mutants(Part("kivi_rows.metal", "mlx_kv_kivi", (), ()), STAGED_ROWS, check) == []

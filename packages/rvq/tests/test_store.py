@@ -15,7 +15,7 @@ from mlx_kv.persistence import load_prompt_cache
 from mlx_kv.policy import Policy
 from mlx_kv.testing import tiny_model
 from mlx_kv.testing.driving import GEOMETRY, contents, random_tokens, reachable_arrays, same_bits
-from mlx_kv_kernels import backends
+from mlx_kv_kernels.testing import legs
 from mlx_kv_rvq import Rvq, RvqStore
 
 
@@ -254,20 +254,19 @@ def test_rows_to_keep_may_be_unsigned():
     assert contents(stores[0]) == contents(stores[1])
 
 
-def test_staged_rows_are_packed_ones_when_rows_are_chosen(monkeypatch):
-    """Whether codes are gathered or made anew hangs on how many rows are packed."""
-    if not backends()["emulator"][0]:
-        pytest.skip("no emulator here: the reference stages nothing")
+@pytest.mark.parametrize("kernels", sorted({leg.backend for leg in legs()}))
+def test_staged_rows_are_packed_ones_when_rows_are_chosen(kernels, monkeypatch):
+    """Whether codes are gathered or made anew hangs on how many rows are packed; the reference stages nothing."""
     x = mx.random.normal((1, 2, 100, 64), mx.float16, key=mx.random.key(0))
     stores = []
-    for backend in ("emulator", "reference"):
+    for backend in (kernels, "reference"):
         monkeypatch.setenv("MLX_KV_BACKEND", backend)
         store = RvqStore(Rvq(center=False, residual=32))
         store.append(x[:, :, :80], x[:, :, :80])
         store.settle()
         for n in range(80, 100):
             store.append(x[:, :, n : n + 1], x[:, :, n : n + 1])
-        assert store.keys.staged_rows == (19 if backend == "emulator" else 0)  # one is due with the next token
+        assert store.keys.staged_rows == (19 if backend == kernels else 0)  # one is due with the next token
         store.take(mx.broadcast_to(mx.arange(20, 100), (1, 2, 80)), [80])
         stores.append(store)
     views = [{name: each.view() for name, each in store.buffers().items() if any(each.lengths)} for store in stores]

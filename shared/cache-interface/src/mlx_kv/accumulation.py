@@ -15,14 +15,14 @@ from mlx_kv_kernels.accumulate import Noise, Step, accumulate_held, row_noise
 from mlx_kv_kernels.window import window_scores
 
 from .policy import Attended, Policy, PromptEnd
-from .rows import RowBuffer
+from .rows import ONE_TOKEN, RowBuffer
 from .store import Geometry
 
 BLOCK = 32
 """Rows over budget at which rows are dropped from a store whose rows cannot change places, and must be copied."""
 
 
-_ONLY, _ONE_TOKEN = [0], [(0, 1)]
+_ONLY = [0]
 
 
 class Kept(NamedTuple):
@@ -80,7 +80,7 @@ class AccumulatingPolicy(Policy):
 
     def observe(self, chunk: Attended) -> bool:
         """Add a chunk's attention to the sums, and drop rows where a prompt has ended or an answer goes on."""
-        if self._exchanging and chunk.logits is not None and chunk.spans == _ONE_TOKEN:
+        if self._exchanging and chunk.logits is not None and chunk.spans == ONE_TOKEN:
             return self._exchange(chunk, chunk.logits, self._exchanging)
         if not self.seen:
             self._forget(len(chunk.spans))

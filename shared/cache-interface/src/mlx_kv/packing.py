@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from mlx_kv_kernels import gather_rows, resolve_backend
 
-from .rows import RowBuffer, Span
+from .rows import ONE_TOKEN, RowBuffer, Span
 from .store import Store, whole
 from .turn import RowPacker, can_take_turn, take_turn
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 STEP = 256
 """Rows by which packed buffers grow, as mlx-lm's cache does."""
-_ONE_TOKEN = [(0, 1)]
 _TAIL_STEP = 64  # rows by which the tail grows: it slides, and is moved to its buffer's front that often
 
 
@@ -202,7 +201,7 @@ class PackedStore(Store, Generic[Side]):
     ) -> None:
         """Append a chunk in full precision, after packing what the rows before it had made due."""
         spans = whole(keys) if spans is None else spans
-        if spans == _ONE_TOKEN and self._take_turn(keys, values):
+        if spans == ONE_TOKEN and self._take_turn(keys, values):
             return
         self.check(keys.shape[3], values.shape[3])
         for side, rows in ((self.keys, keys), (self.values, values)):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int, Shaped
 
 Span = tuple[int, int]  # the rows first..last-1 of a chunk that are real; the others are batch padding
+ONE_TOKEN: list[Span] = [(0, 1)]  # the spans of a single token of the only sequence
 
 
 class RowBuffer:

@@ -40,9 +40,9 @@ def can_take_turn(side: PackedSide, due: int, row: mx.array) -> bool:
         return False
     if due != 1:
         return due == 0
-    written = side.packed_rows - side.staged_rows
     # Once the exact rows have been written, so have the buffers that say what staged ones look like.
-    return side.row_packer is not None and side.staged_rows < STAGED and written >= max(side.sinks, 1)
+    exact_written = side.codes.lengths[0] >= max(side.sinks, 1)
+    return exact_written and side.staged_rows < STAGED and side.row_packer is not None
 
 
 def take_turn(sides: Sequence[PackedSide], dues: Sequence[int], rows: Sequence[mx.array], backend: Backend) -> None:

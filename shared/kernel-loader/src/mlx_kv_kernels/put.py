@@ -44,14 +44,15 @@ class Spot(NamedTuple):
 
 @dataclass(frozen=True)
 class PutRows(Kernel):
-    """put_rows for a number of buffers: its text repeats the file's body for each."""
+    """put_rows for a number of buffers: gather_rows' helpers, its own, and its body once for each buffer."""
 
     @property
     def text(self) -> str:
         """The text, with each buffer's number for @."""
+        chunks, _ = source.split(source.read(self.package, "kernels/gather_rows.metal"), "gather_rows.metal")
         helpers, marker, body = source.read(self.package, f"kernels/{self.filename}").partition(source.BODY_MARKER)
-        count = len(self.output_names)
-        return helpers + marker + "".join(body.replace("@", str(i)) for i in range(count)).replace("\n\n", "\n")
+        bodies = [body.replace("@", str(i)) for i in range(len(self.output_names))]
+        return f'{chunks}#line 1 "{self.filename}"\n{helpers}{marker}{"".join(bodies)}'
 
 
 @cache

@@ -1,12 +1,6 @@
 // Copies small buffers [kv_heads, rows, width] of which each gets one row: rows move down by `shift`, over the first ones, and the
-// new row comes to stand at `place`. A copy, because MLX lets no kernel write to its inputs. The body repeats for each buffer.
-
-template <int BYTES> struct chunk_of;
-template <> struct chunk_of<1> { using type = uchar; };
-template <> struct chunk_of<2> { using type = ushort; };
-template <> struct chunk_of<4> { using type = uint; };
-template <> struct chunk_of<8> { using type = uint2; };
-template <> struct chunk_of<16> { using type = uint4; };
+// new row comes to stand at `place`. A copy, because MLX lets no kernel write to its inputs. The body repeats for each buffer;
+// gather_rows.metal's helpers stand before this text.
 
 // The threads of a head, one chunk of BYTES each in turn; WIDTH elements are a row.
 template <int WIDTH, int BYTES, typename T>
