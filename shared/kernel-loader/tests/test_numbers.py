@@ -3,9 +3,13 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
+import numpy as np
 import pytest
+from hypothesis import strategies as st
 
-from mlx_kv_kernels.numbers import new_numbers, numbers
+from mlx_kv_kernels import Kernel
+from mlx_kv_kernels.numbers import join_numbers, kernel_of, new_numbers, numbers
+from mlx_kv_kernels.testing import Leg, Mutant, check_case, check_parity, surviving_mutants
 
 
 @pytest.mark.parametrize("make", [numbers, new_numbers])
@@ -28,3 +32,52 @@ def test_a_thread_has_new_ones_of_its_own():
     with ThreadPoolExecutor(1) as other:
         theirs = other.submit(new_numbers, (1, 2), mx.int32).result()
     assert theirs is not new_numbers((1, 2), mx.int32)
+
+
+def join(values, dtype, backend=None):
+    """join_numbers, whose reference is the array that Python makes."""
+    return mx.array(values, dtype) if backend == "reference" else join_numbers(values, dtype, backend)
+
+
+def oracle(values, dtype):
+    return np.array(values, np.float32 if dtype == mx.float32 else np.int64)
+
+
+@st.composite
+def cases(draw):
+    dtype = draw(st.sampled_from([mx.int32, mx.uint32, mx.float32]))
+    number = {
+        mx.int32: st.integers(-(2**31), 2**31 - 1),
+        mx.uint32: st.integers(0, 2**32 - 1),
+        mx.float32: st.floats(width=32, allow_nan=False),
+    }[dtype]
+    return {"values": draw(st.lists(number, min_size=1, max_size=30)), "dtype": dtype}
+
+
+def test_pairs_make_one_array():
+    check_parity(join, cases(), oracle=oracle, examples=25)
+
+
+MUTANTS = [
+    Mutant(" && thread_position_in_grid.x + 2 * @ < COUNT", ""),
+    Mutant("thread_position_in_grid.x + 2 * @ < COUNT", "thread_position_in_grid.x + 2 * @ + 1 < COUNT"),
+    Mutant("thread_position_in_grid.x < 2", "thread_position_in_grid.x < 1"),
+    Mutant("numbers[thread_position_in_grid.x + 2 * @]", "numbers[thread_position_in_grid.x]"),
+    Mutant("pair@[thread_position_in_grid.x]", "pair@[0]"),
+]
+
+
+def test_every_mutant_is_noticed(emulated):
+    checked = [Leg("emulator", (("mode", "check"), ("order", 0)))]
+
+    def check():
+        for values in (range(10, 15), range(10, 16)):
+            check_case(join, {"values": list(values), "dtype": mx.int32}, oracle=oracle, on=checked)
+
+    file = Kernel("join_numbers", "mlx_kv_kernels", (), ())  # of which kernels are made
+    assert surviving_mutants(file, MUTANTS, check) == []
+
+
+def test_the_kernel_of_several_pairs_says_each_once():
+    text = kernel_of(3).text
+    assert [text.count(name) for name in ("= pair0[", "= pair2[", "= pair3[", "@")] == [1, 1, 0, 0]

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from threading import get_ident
 
 import mlx.core as mx
 
+from . import source
+from .backend import Backend
+from .kernel import SIMD_WIDTH, Kernel
+from .launch import Launch, launches
+
+_PAIRS = 15  # of a launch: Metal takes 31 arrays
+
+Values = tuple[int | float, ...]
+
 
 @lru_cache(256)  # the layers of a model usually ask for the same ones
-def numbers(values: tuple[int | float, ...], dtype: mx.Dtype) -> mx.array:
+def numbers(values: Values, dtype: mx.Dtype) -> mx.array:
     """An array [len(values)] where kernels read it fast; the same object for the same values. For constants."""
     array = _made(values, dtype)
     mx.async_eval(array)  # now, and not in whichever graph or thread uses it first
     return array
 
 
-def new_numbers(values: tuple[int | float, ...], dtype: mx.Dtype) -> mx.array:
+def new_numbers(values: Values, dtype: mx.Dtype) -> mx.array:
     """Return the same for numbers that are new at every token.
 
     They come about in the graph that uses them first, as one small kernel of it: a graph of their own, as `numbers`
@@ -27,13 +38,56 @@ def new_numbers(values: tuple[int | float, ...], dtype: mx.Dtype) -> mx.array:
 
 
 @lru_cache(256)
-def _new_numbers(values: tuple[int | float, ...], dtype: mx.Dtype, thread: int) -> mx.array:
+def _new_numbers(values: Values, dtype: mx.Dtype, thread: int) -> mx.array:
     # Each thread has its own: what is not yet evaluated belongs to the stream of the thread that made it.
     return _made(values, dtype)
 
 
-def _made(values: tuple[int | float, ...], dtype: mx.Dtype) -> mx.array:
-    array = mx.array(values, dtype)
-    # MLX leaves an array made from Python in the host's memory, which a CUDA device reads over the bus, every
-    # threadgroup for itself. What the device has computed lies in its own memory.
-    return array + 0 if mx.default_device() == mx.gpu and mx.cuda.is_available() else array
+def _made(values: Values, dtype: mx.Dtype) -> mx.array:
+    if mx.default_device() == mx.gpu and mx.cuda.is_available():
+        parts = [join_numbers(values[i : i + 2 * _PAIRS], dtype, "cuda") for i in range(0, len(values), 2 * _PAIRS)]
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+    return mx.array(values, dtype)
+
+
+def join_numbers(values: Sequence[int | float], dtype: mx.Dtype, backend: Backend) -> mx.array:
+    """Make an array of at most 30 numbers of 4 bytes in the device's own memory, from pairs of them.
+
+    An array of more than 8 bytes that Python makes on CUDA often begins as a buffer of the device's, which MLX then
+    moves into memory that both share: it waits for the device, and the kernel reads the array over the bus. Arrays of 8
+    bytes come from a pool that lies there from the start.
+    """
+    pairs = [mx.array(values[i : i + 2], dtype) for i in range(0, len(values), 2)]
+    return _joiner(len(values), dtype, backend)(pairs)[0]
+
+
+@dataclass(frozen=True)
+class JoinNumbers(Kernel):
+    """join_numbers for a number of pairs: its body once for each."""
+
+    @property
+    def text(self) -> str:
+        """The text, with each pair's number for @."""
+        helpers, marker, body = source.read(self.package, f"kernels/{self.filename}").partition(source.BODY_MARKER)
+        return helpers + marker + "".join([body.replace("@", str(i)) for i in range(len(self.input_names))])
+
+
+@cache
+def kernel_of(pairs: int) -> JoinNumbers:
+    """Return the kernel for so many pairs."""
+    names = tuple([f"pair{i}" for i in range(pairs)])
+    return JoinNumbers("join_numbers", "mlx_kv_kernels", names, ("numbers",), template=("COUNT",))
+
+
+@launches
+def _joiner(count: int, dtype: mx.Dtype, backend: Backend) -> Launch:
+    pairs = (count + 1) // 2
+    return kernel_of(pairs).prepare(
+        inputs=[(dtype, (min(2, count - 2 * i),)) for i in range(pairs)],
+        template={"COUNT": count},
+        grid=(SIMD_WIDTH, 1, 1),
+        threadgroup=(SIMD_WIDTH, 1, 1),
+        output_shapes=[(count,)],
+        output_dtypes=[dtype],
+        backend=backend,
+    )

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from .accumulate import Noise, Step, accumulate_scores
 from .backend import Backend
+from .numbers import join_numbers
 from .pooling import POOLINGS, Pooling, pool_scores
 from .put import Put, put_rows
 from .rows import gather_rows, topk_rows
@@ -30,6 +31,7 @@ def cases() -> list[Case]:
             Case("put_rows", f"{str(dtype).removeprefix('mlx.core.')}, 1 to 6 buffers", _put(dtype))
             for dtype in (mx.float32, mx.float16, mx.bfloat16)
         ),
+        *(Case("join_numbers", f"{count} numbers", _join(count)) for count in (2, 29)),
         *(
             Case("window_scores", f"{str(dtype).removeprefix('mlx.core.')}, key_dim {dim}", _window(dtype, dim))
             for dtype in (mx.float32, mx.float16, mx.bfloat16)
@@ -64,6 +66,14 @@ def _gather(dtype: mx.Dtype, width: int) -> Callable[[Backend], None]:
         indices = mx.sort(mx.random.randint(0, 60, (2, 3, 33), key=mx.random.key(1)), axis=-1)
         for held in (rows, rows[:, :, 3:63]):
             _expect_equal(gather_rows(held, indices, backend=backend), gather_rows(held, indices, backend="reference"))
+
+    return run
+
+
+def _join(count: int) -> Callable[[Backend], None]:
+    def run(backend: Backend) -> None:
+        values = [i * i - 7 for i in range(count)]
+        _expect_equal(join_numbers(values, mx.int32, backend), mx.array(values, mx.int32))
 
     return run
 
