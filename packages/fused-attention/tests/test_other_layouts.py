@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_kv.layout import Format, Layout
+from mlx_kv.layout import Format, Layout, extent
 from mlx_kv_fused_attention import attend
 from mlx_kv_kernels.testing import legs
 
@@ -96,7 +96,7 @@ def test_a_codebook_layout(tools, source, dtype):
         value_bits=4,
         group_size=dim,
     )
-    layout = Layout(format, (*arrays, mx.array(codebook)), (rows,), ((rows,),), lambda: None, ((0, 128),))
+    layout = Layout(format, (*arrays, mx.array(codebook)), extent((rows,), ((rows,),), ((0, 128),)), lambda: None)
     queries = tools.queries(1, 2 * heads, dim, dtype)
 
     keys, values = sides

@@ -86,13 +86,13 @@ def test_fused_attention(case):
 
 
 def test_tiles_are_what_both_sides_have_encoded():
-    assert filled(Rvq(residual=64), 64, mx.float16, [300, 140, 500]).layout().tiles == (
+    assert filled(Rvq(residual=64), 64, mx.float16, [300, 140, 500]).layout().extent.tiles == (
         (128, 128),
         (128, 128),
         (128, 384),
     )
-    assert filled(Rvq(sinks=0, residual=64), 64, mx.float16, [300]).layout().tiles == ((0, 128),)
-    assert filled(Rvq(center=False, residual=64), 64, mx.float16, [300]).layout().tiles == ((64, 192),)
+    assert filled(Rvq(sinks=0, residual=64), 64, mx.float16, [300]).layout().extent.tiles == ((0, 128),)
+    assert filled(Rvq(center=False, residual=64), 64, mx.float16, [300]).layout().extent.tiles == ((64, 192),)
     assert filled(Rvq(key_bits=3), 64, mx.float16, [300]).layout().format.tile_rows == 0
     assert RvqStore(Rvq()).layout() is None
 

@@ -26,10 +26,6 @@ class DenseAttention:
     """A backend that reads what the layout reads as."""
 
     @staticmethod
-    def covers(*case):
-        return None
-
-    @staticmethod
     def attend(queries, layout, scale, sinks, logits):
         keys, values = layout.dense()
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale), queries @ keys.swapaxes(2, 3)

@@ -110,7 +110,7 @@ def test_no_rows_have_no_layout():
     assert store.lengths == [0, 0]
     assert store.layout() is None
     store.append(row, row, [(0, 1), (0, 0)])
-    assert store.layout().rows == (1, 0)
+    assert store.layout().extent.rows == (1, 0)
 
 
 def test_a_store_that_cannot():

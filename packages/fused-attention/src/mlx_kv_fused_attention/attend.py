@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
 
-from mlx_kv.layout import Format, Layout
-from mlx_kv.rows import Span
+from mlx_kv.layout import Extent, Format, Layout
 from mlx_kv_kernels import resolve_backend
 from mlx_kv_kernels.kernel import CONSTANT_BELOW
 from mlx_kv_kernels.launch import Launch, launches
@@ -71,7 +70,7 @@ def attend(
         raise ValueError(f"[fused_attention] expected splits of 1 or more, got {splits}")
     backend = resolve_backend(backend)
     if backend == "reference":
-        full = reference.attend(queries, *layout.dense(), layout.rows, scale, sinks)
+        full = reference.attend(queries, *layout.dense(), layout.extent.rows, scale, sinks)
         return Attention(*full) if logits else full[0]
     outputs = launch_attend(queries, layout, scale, sinks, logits, splits, backend)
     if not logits:
@@ -92,9 +91,7 @@ def launch_attend(
     backend: str,
 ) -> list[mx.array]:
     """Launch the kernels for a case not refused; the output and, if asked for, logits [batch, query_heads, 1, rows]."""
-    launch, places = _prepare(
-        layout.format, layout.rows, layout.tiles, layout.places, queries.shape[1], scale, logits, splits, backend
-    )
+    launch, places = _prepare(layout.format, layout.extent, queries.shape[1], scale, logits, splits, backend)
     own_sinks = () if sinks is None else (sinks,)
     return launch([queries, new_numbers(places, mx.int32), *layout.arrays, *own_sinks])
 
@@ -102,9 +99,7 @@ def launch_attend(
 @launches  # the layers of a model usually agree, and what is worked out for one serves all
 def _prepare(
     format: Format,
-    rows: tuple[int, ...],
-    tiles: tuple[Span, ...],
-    places: tuple[tuple[int, ...], ...],
+    extent: Extent,
     query_heads: int,
     scale: float,
     logits: bool,
@@ -112,14 +107,14 @@ def _prepare(
     backend: str,
 ) -> tuple[Launch, tuple[int, ...]]:
     """Return the launches, and the numbers of every sequence as sequence.metal reads them."""
-    of_layout = plan(format, query_heads, scale, logits, backend)
-    tiles = tiles if of_layout.tiled else ((0, 0),) * len(rows)
+    of_layout, rows = plan(format, query_heads, scale, logits, backend), extent.rows
+    tiles = extent.tiles if of_layout.tiled else ((0, 0),) * len(rows)
     chosen = splits_of(format, rows, tiles, of_layout.threadgroups_per_core, splits)
     logit_rows = max(rows) if logits else 0
     ragged = len(set(rows)) > 1
     launch = _launcher(of_layout, len(rows), query_heads, chosen.rows + chosen.tiles, logit_rows, ragged, backend)
     own: list[int] = []
-    for count, tile, place in zip(rows, tiles, places, strict=True):
+    for count, tile, place in zip(rows, tiles, extent.places, strict=True):
         own += (count, *tile, logit_rows, chosen.rows, *place)
     padding = [0] * (CONSTANT_BELOW - len(own))  # fewer numbers would be in another address space
     return launch, (*own, *padding)

@@ -19,20 +19,17 @@ class FusedAttention:
     """Fused decode attention, where it is faster than MLX's own."""
 
     @staticmethod
-    def covers(queries: mx.array, layout: Layout, sinks: mx.array | None, logits: bool) -> str | None:
-        """Return why a decode step had better be done otherwise; None if `attend` should do it.
+    def attend(
+        queries: mx.array, layout: Layout, scale: float, sinks: mx.array | None, logits: bool
+    ) -> tuple[mx.array, mx.array | None] | str:
+        """Return the output and, with `logits`, those [batch, query_heads, 1, rows]; or why not.
 
         Raises:
             UnavailableBackendError: if MLX_KV_BACKEND names a backend that cannot run here.
         """
-        if resolve_backend() == "reference":
-            return "the backend is the reference"
-        return refusal(queries, layout, sinks)
-
-    @staticmethod
-    def attend(
-        queries: mx.array, layout: Layout, scale: float, sinks: mx.array | None, logits: bool
-    ) -> tuple[mx.array, mx.array | None]:
-        """Attend in a case that `covers` covers; with `logits`, also the logits [batch, query_heads, 1, rows]."""
-        outputs = launch_attend(queries, layout, scale, sinks, logits, None, resolve_backend())
+        backend = resolve_backend()
+        reason = "the backend is the reference" if backend == "reference" else refusal(queries, layout, sinks)
+        if reason is not None:
+            return reason
+        outputs = launch_attend(queries, layout, scale, sinks, logits, None, backend)
         return outputs[0], outputs[1] if logits else None

@@ -37,7 +37,7 @@ class Plan:
 def refusal(queries: mx.array, layout: Layout, sinks: mx.array | None) -> str | None:
     """Return why there is no kernel for this case; None if there is one."""
     sink_shape = None if sinks is None else sinks.shape
-    return _refusal(layout.format, len(layout.rows), queries.shape, queries.dtype, sink_shape)
+    return _refusal(layout.format, len(layout.extent.rows), queries.shape, queries.dtype, sink_shape)
 
 
 @lru_cache(256)

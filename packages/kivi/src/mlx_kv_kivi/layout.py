@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_kv.layout import Format, Layout, input_array
+from mlx_kv.layout import Extent, Format, extent, input_array
 from mlx_kv.turn import STAGED
 
 from .config import Kivi
@@ -20,8 +20,8 @@ _CODED = ("codes", "scale", "minimum")
 _BUFFERS = (*_CODED, "exact", "tail")
 
 
-def describe(store: KiviStore) -> Layout | None:
-    """Return the layout that kernels/kivi_rows.metal reads; None if nothing is packed yet."""
+def describe(store: KiviStore) -> tuple[Format, Extent] | None:
+    """Return what kernels/kivi_rows.metal reads; None if nothing is packed yet."""
     keys, values, config, rows = store.keys, store.values, store.config, store.lengths
     keys_tail, values_tail = keys.tail.data, values.tail.data
     if keys.codes.data is None or keys_tail is None or values_tail is None:
@@ -30,15 +30,16 @@ def describe(store: KiviStore) -> Layout | None:
     # Both sides are packed from the first group that holds no exact row to the last whole group of values.
     size = config.group_size
     first = -(-config.sinks // size) * size
-    dtype = keys_tail.dtype
-    return Layout(
-        kivi_format(config, kv_heads, key_dim, values_tail.shape[3], dtype),
-        _arrays(keys, dtype) + _arrays(values, dtype) + _staged(values, dtype),
+    return kivi_format(config, kv_heads, key_dim, values_tail.shape[3], keys_tail.dtype), extent(
         tuple(rows),
         tuple([(*_place(keys, b, n), *_place(values, b, n), values.staged_rows) for b, n in enumerate(rows)]),
-        store.dense,
         tuple([(first, max(first, packed // size * size)) for packed in values.codes.lengths]),
     )
+
+
+def arrays(store: KiviStore, dtype: mx.Dtype) -> tuple[mx.array, ...]:
+    """Return the arrays of the layout."""
+    return _arrays(store.keys, dtype) + _arrays(store.values, dtype) + _staged(store.values, dtype)
 
 
 @cache

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from mlx_kv.layout import Layout
+from mlx_kv.layout import Extent, Format, Layout
 from mlx_kv.packing import PackedStore
 
 from .config import Kivi
-from .layout import describe
+from .layout import arrays, describe
 from .packed import PackedRows, Quantizer
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ class KiviStore(PackedStore[PackedRows]):
 
     Of n rows (r = rollback, R = residual), R * floor(max(0, n - r) / R) keys and max(0, n - r - R) values are packed.
     """
+
+    config: Kivi
 
     def __init__(self, config: Kivi | None = None) -> None:
         """Make an empty store."""
@@ -59,6 +61,14 @@ class KiviStore(PackedStore[PackedRows]):
 
     def layout(self) -> Layout | None:
         """Describe the packed rows for attention that reads them as they are."""
+        described = self.described()
+        if described is None:
+            return None
+        format, extent = described
+        return Layout(format, arrays(self, format.dtype), extent, self.dense)
+
+    def describe(self) -> tuple[Format, Extent] | None:
+        """Return what the layout says beside the arrays."""
         return describe(self)
 
     def fresh(self) -> Self:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_kv.layout import Basis, Format, Layout, input_array
+from mlx_kv.layout import Basis, Extent, Format, Layout, extent, input_array
 from mlx_kv.turn import STAGED
 
 from .codec import RotatedCodec
@@ -24,8 +24,8 @@ _TABLES = ("flips", "hadamard", "levels")
 _UNCENTERED_TILE = 64
 
 
-def describe(store: RvqStore) -> Layout | None:
-    """Return the layout that kernels/rvq_rows.metal reads; None if nothing is packed yet, or codebooks are trained."""
+def describe(store: RvqStore) -> tuple[Format, Extent] | None:
+    """Return what kernels/rvq_rows.metal reads; None if nothing is packed yet, or codebooks are trained."""
     keys, values, config, rows = store.keys, store.values, store.config, store.lengths
     if keys.codes.data is None or values.codes.data is None or not isinstance(config, Rvq):
         return None
@@ -34,15 +34,20 @@ def describe(store: RvqStore) -> Layout | None:
     size = format.tile_rows
     first = -(-config.sinks // size) * size if size else 0
     packed = [min(pair) for pair in zip(keys.codes.lengths, values.codes.lengths, strict=True)]
-    return Layout(
-        format,
-        _arrays(keys) + _arrays(values),
+    return format, extent(
         tuple(rows),
         tuple([_place(keys, b, n) + _place(values, b, n) for b, n in enumerate(rows)]),
-        partial(_dense, store, config.seed),
         tuple([(first, max(first, n // size * size)) if size else (0, 0) for n in packed]),
-        _basis(config.seed),
     )
+
+
+def layout(store: RvqStore) -> Layout | None:
+    """Return the layout of what `describe` describes."""
+    described, config = store.described(), store.config
+    if described is None or not isinstance(config, Rvq):
+        return None
+    (format, held), arrays = described, _arrays(store.keys) + _arrays(store.values)
+    return Layout(format, arrays, held, partial(_dense, store, config.seed), _basis(config.seed))
 
 
 @cache

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import mlx.core as mx
 
-from mlx_kv.layout import Layout
+from mlx_kv.layout import Extent, Format, Layout
 from mlx_kv.packing import PackedStore
 
 from .config import BLOCK, Rvq
-from .layout import describe
+from .layout import describe, layout
 from .packed import PackedRows
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class RvqStore(PackedStore[PackedRows]):
 
     Of n rows (r = rollback, R = residual), max(0, n - r - R) are packed, of centred keys the whole blocks among them.
     """
+
+    config: Rvq | TrainedRvq
 
     def __init__(self, config: Rvq | TrainedRvq | None = None, codecs: tuple[Codec, Codec] | None = None) -> None:
         """Make an empty store; `codecs` of keys and values come with trained codebooks, which are a layer's own."""
@@ -63,6 +65,10 @@ class RvqStore(PackedStore[PackedRows]):
 
     def layout(self) -> Layout | None:
         """Describe the encoded rows for attention that reads them as they are."""
+        return layout(self)
+
+    def describe(self) -> tuple[Format, Extent] | None:
+        """Return what the layout says beside the arrays."""
         return describe(self)
 
     def take(self, indices: Int[mx.array, "batch kv_heads kept"], counts: Sequence[int]) -> None:

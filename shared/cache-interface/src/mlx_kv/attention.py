@@ -31,15 +31,13 @@ class DecodeAttention(Protocol):
     """What an entry point of the group `mlx_kv.attention` names."""
 
     @staticmethod
-    def covers(queries: mx.array, layout: Layout, sinks: mx.array | None, logits: bool) -> str | None:
-        """Return why this case is left to the reference; None if `attend` takes it."""
-        ...
-
-    @staticmethod
     def attend(
         queries: mx.array, layout: Layout, scale: float, sinks: mx.array | None, logits: bool
-    ) -> tuple[mx.array, mx.array | None]:
-        """Attend with one query row per sequence over all of its rows; see `decode`."""
+    ) -> tuple[mx.array, mx.array | None] | str:
+        """Attend with one query row per sequence over all of its rows; see `decode`.
+
+        Or return why this case is left to the reference, before anything is computed.
+        """
         ...
 
 
@@ -66,23 +64,15 @@ def decode(
     layout = store.layout()
     if layout is None:
         return None
+    basis = layout.basis  # the logits are the same in any
+    entered = queries if basis is None else basis.enter(queries)
     for name, backend in backends.items():
-        reason = backend.covers(queries, layout, sinks, logits)
-        if reason is None:
-            return _attend_in_basis(backend, queries, layout, scale, sinks, logits)
-        _log_once(f"{name} attention is not used for {layout.format.name} rows: {reason}")
+        attended = backend.attend(entered, layout, scale, sinks, logits)
+        if not isinstance(attended, str):
+            output, scores = attended
+            return output if basis is None else basis.leave(output), scores
+        _log_once(f"{name} attention is not used for {layout.format.name} rows: {attended}")
     return None
-
-
-def _attend_in_basis(
-    backend: DecodeAttention, queries: mx.array, layout: Layout, scale: float, sinks: mx.array | None, logits: bool
-) -> tuple[mx.array, mx.array | None]:
-    """Attend to rows that may be held in another basis, in which the logits are the same."""
-    basis = layout.basis
-    if basis is None:
-        return backend.attend(queries, layout, scale, sinks, logits)
-    output, scores = backend.attend(basis.enter(queries), layout, scale, sinks, logits)
-    return basis.leave(output), scores
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
@@ -63,20 +63,33 @@ class Basis(NamedTuple):
     """Turns outputs [batch, query_heads, chunk, value_dim] back out of the values' basis."""
 
 
+@dataclass(frozen=True, eq=False)
+class Extent:
+    """Which rows a layout's sequences have, and where: numbers on the host, made by `extent`."""
+
+    rows: tuple[int, ...]
+    """Rows of each sequence of the batch."""
+    places: tuple[tuple[int, ...], ...]
+    """Numbers of each sequence, as the format's text knows them."""
+    tiles: tuple[Span, ...] = ()
+    """Of each sequence, the rows first..last-1 that may be read in tiles; both are multiples of `format.tile_rows`."""
+
+
+@lru_cache(256)
+def extent(rows: tuple[int, ...], places: tuple[tuple[int, ...], ...], tiles: tuple[Span, ...] = ()) -> Extent:
+    """Return the extent of these numbers, the same object for the same ones: launches are looked up by it."""
+    return Extent(rows, places, tiles)
+
+
 class Layout(NamedTuple):
     """The rows of one layer as a store holds them now."""
 
     format: Format
     arrays: tuple[mx.array, ...]
     """In the order of `format.inputs`; each has 8 elements or more."""
-    rows: tuple[int, ...]
-    """Rows of each sequence of the batch."""
-    places: tuple[tuple[int, ...], ...]
-    """Numbers of each sequence, on the host."""
+    extent: Extent
     dense: Callable[[], Dense]
     """Returns keys and values uncompressed, in `basis`, each sequence from row 0, as long as the longest."""
-    tiles: tuple[Span, ...] = ()
-    """Of each sequence, the rows first..last-1 that may be read in tiles; both are multiples of `format.tile_rows`."""
     basis: Basis | None = None
     """Where the rows are held in another basis: who attends gives queries in it, and is given outputs in it."""
 

@@ -10,9 +10,10 @@ import mlx.core as mx
 
 from mlx_kv_kernels import gather_rows, resolve_backend
 
+from .layout import Extent, Format
 from .rows import ONE_TOKEN, RowBuffer, Span
 from .store import Store, whole
-from .turn import RowPacker, can_take_turn, take_turn
+from .turn import RowPacker, Turn, find_turn, likeness
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -67,6 +68,12 @@ class PackedSide(ABC):
     def packed_rows(self) -> int:
         """Rows packed of the only sequence, the staged ones among them."""
         return self.codes.ends[0] - self.codes.begins[0] + self.staged_rows
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Everything that is not in the arrays themselves: sides with the same one are packed and read alike."""
+        buffers = [*[buffer for buffer, _ in self.coded()], self.exact, self.tail]
+        return self.staged_rows, self.sinks, *[buffer.signature for buffer in buffers]
 
     def buffers(self) -> dict[str, RowBuffer]:
         """The buffers by name, with no rows left staged beside them."""
@@ -164,6 +171,9 @@ Side = TypeVar("Side", bound=PackedSide)
 class PackedStore(Store, Generic[Side]):
     """A store of two packed sides; a method's store says how many rows are packed, and how."""
 
+    config: Any
+    """The options, hashable: stores of equal ones in the same state take the same turn."""
+
     def __init__(self, keys: Side, values: Side, rollback: int, defer: bool) -> None:
         """Make an empty store.
 
@@ -179,6 +189,11 @@ class PackedStore(Store, Generic[Side]):
         self._rows: list[int] = []
         self._most: list[int] = []  # rows that each sequence has had at most: `truncate` reaches back from there
         self._in_prompt: list[bool] = []  # whether each sequence's newest tokens came as a prompt
+        self._turn: Turn | None = None  # the newest token's, while nothing else has touched the store since
+
+    @abstractmethod
+    def describe(self) -> tuple[Format, Extent] | None:
+        """Return what a layout says beside the arrays; None if nothing is packed yet, or only `dense` can be read."""
 
     @abstractmethod
     def check(self, key_dim: int, value_dim: int) -> None:
@@ -219,22 +234,34 @@ class PackedStore(Store, Generic[Side]):
 
     def _take_turn(self, keys: mx.array, values: mx.array) -> bool:
         """Settle, and append a token of the only sequence; False if that is more than a turn, or spares no launch."""
-        if len(self._rows) != 1 or self._rollback or self._in_prompt[0]:
-            return False
-        backend = resolve_backend()
-        if backend == "reference":
-            return False
-        sides = self.keys, self.values
-        dues = [self.packed(side, self._rows)[0] - side.packed_rows for side in sides]
-        if not (can_take_turn(sides[0], dues[0], keys) and can_take_turn(sides[1], dues[1], values)):
-            return False
-        take_turn(sides, dues, (keys, values), backend)
-        self._rows = [self._rows[0] + 1]
-        self._most = list(self._rows)  # nothing has been taken back, without rollback
+        sides, rows, like = (self.keys, self.values), (keys, values), likeness(keys, values, resolve_backend())
+        turn = self._turn.following if self._turn else None
+        if turn is None or turn.like != like:
+            if len(self._rows) != 1 or self._rollback or self._in_prompt[0]:
+                return False
+            dues = [self.packed(side, self._rows)[0] - side.packed_rows for side in sides]
+            turn = find_turn(sides, dues, rows, self._rows[0], like, self.config)
+            if turn is None:
+                return False
+            if self._turn:
+                self._turn.following = turn
+        turn.take(sides, rows)
+        self._turn = turn
+        self._rows = self._most = [self._rows[0] + 1]  # nothing has been taken back, without rollback
         return True
+
+    def described(self) -> tuple[Format, Extent] | None:
+        """Return `describe()`, worked out once for all stores that have taken the same turn."""
+        turn = self._turn
+        if turn is None:
+            return self.describe()
+        if turn.described is None:
+            turn.described = self.describe()
+        return turn.described
 
     def settle(self) -> None:
         """Pack the rows that are due; with `defer`, not before the prompt has ended."""
+        self._turn = None
         waits = [self.defer and in_prompt for in_prompt in self._in_prompt]
         lowest = [n - self._rollback for n in self._most] if self._rollback else self._most
         for side in (self.keys, self.values):
@@ -244,6 +271,7 @@ class PackedStore(Store, Generic[Side]):
 
     def dense(self) -> tuple[mx.array, mx.array]:
         """Return keys and values in the model's dtype."""
+        self._turn = None
         return self.keys.dense(self._rows), self.values.dense(self._rows)
 
     def take(self, indices: Int[mx.array, "batch kv_heads kept"], counts: Sequence[int]) -> None:
@@ -257,6 +285,7 @@ class PackedStore(Store, Generic[Side]):
 
     def truncate(self, rows: int) -> None:
         """Drop the newest rows; the codes of rows that would not have been packed without them go too."""
+        self._turn = None
         counts = [min(rows, n) for n in self._rows]
         self._rows = [n - count for n, count in zip(self._rows, counts, strict=True)]
         for side in (self.keys, self.values):
@@ -268,6 +297,7 @@ class PackedStore(Store, Generic[Side]):
 
     def buffers(self) -> dict[str, RowBuffer]:
         """All buffers."""
+        self._turn = None
         sides = (("keys", self.keys), ("values", self.values))
         return {f"{side}_{name}": buffer for side, rows in sides for name, buffer in rows.buffers().items()}
 

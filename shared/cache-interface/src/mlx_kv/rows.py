@@ -45,6 +45,12 @@ class RowBuffer:
             return [self.ends[0] - self.begins[0]]
         return [end - begin for begin, end in zip(self.begins, self.ends, strict=True)]
 
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Where the sequences stand, and in what array: everything but the rows themselves."""
+        form = None if self.data is None else (self.data.shape, self.data.dtype)
+        return form, tuple(self.begins), tuple(self.ends), tuple(self.limits)
+
     def append(self, rows: Shaped[mx.array, "batch heads chunk width"], spans: Sequence[Span]) -> None:
         """Append the rows spans[b][0]..spans[b][1]-1 of each sequence b of a chunk."""
         if not self.begins:

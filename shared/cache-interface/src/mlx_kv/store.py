@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import mlx.core as mx
 
-from .layout import Layout, dense_format
+from .layout import Layout, dense_format, extent
 from .rows import RowBuffer, Span
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ class DenseStore(Store):
         format = dense_format(heads, key_dim, value_dim, keys.dtype)
         begins = zip(self.keys.lengths, self.keys.begins, self.values.begins, strict=True)
         places = tuple([(key, of_keys, value, of_values, held) for held, key, value in begins])
-        return Layout(format, (keys, values, *newest), rows, places, self.dense)
+        return Layout(format, (keys, values, *newest), extent(rows, places), self.dense)
 
     def take(self, indices: mx.array, counts: Sequence[int]) -> None:
         """Keep a subset of the rows."""

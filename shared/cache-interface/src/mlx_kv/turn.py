@@ -2,13 +2,16 @@
 
 It does what PackedSide.settle and append do for chunks and batches, in one launch beside the packing of what is due: on
 a fast device the host decides how long a step takes, and every buffer written to costs it as much as a kernel. Packed
-rows wait in small buffers, `staged`, to be written behind the others STAGED at a time.
+rows wait in small buffers, `staged`, to be written behind the others STAGED at a time. What a turn does depends on
+numbers alone, which the layers of a model usually agree in: it is worked out once for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
+from threading import get_ident
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
@@ -18,6 +21,7 @@ from mlx_kv_kernels.launch import Launch, launches
 from mlx_kv_kernels.put import Spot, put_each, spots_array
 
 if TYPE_CHECKING:
+    from .layout import Extent, Format
     from .packing import PackedSide
 
 STAGED = 32
@@ -28,7 +32,71 @@ RowPacker = Callable[[mx.array], Sequence[mx.array]]
 """Packs rows [1, heads, 1, dim], each on its own: an array for each of a side's coded buffers."""
 
 
-def can_take_turn(side: PackedSide, due: int, row: mx.array) -> bool:
+@dataclass(eq=False)
+class Turn:
+    """What a turn does to stores in one state: the same object for each of them."""
+
+    like: tuple[object, ...]
+    """What the token's rows are like; see `likeness`."""
+    dues: tuple[int, ...]
+    """Rows of each side to be packed, 0 or 1."""
+    spots: mx.array
+    launch: Launch
+    described: tuple[Format, Extent] | None = None
+    """What the store then says of itself in its layout."""
+    following: Turn | None = None
+    """The turn after this one."""
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        """Become None in a copy, which works it out anew."""
+        return type(None), ()
+
+    def take(self, sides: Sequence[PackedSide], rows: Sequence[mx.array]) -> None:
+        """Append rows [1, heads, 1, dim] to the sides' tails; where one is due, pack the tail's first and drop it."""
+        arrays = [self.spots]
+        for side, due, row in zip(sides, self.dues, rows, strict=True):
+            arrays += (row, side.tail.at_front())
+            if due:
+                arrays += side.staged or _blank(side)
+        written = iter(self.launch(arrays))
+        for side, due in zip(sides, self.dues, strict=True):
+            side.tail.restart(next(written), side.tail.ends[0] - due + 1)
+            if due:
+                side.staged = [next(written) for _ in side.staged or side.coded()]
+                side.staged_rows += 1
+
+
+def likeness(keys: mx.array, values: mx.array, backend: Backend) -> tuple[object, ...]:
+    """Return what a token's rows have in common with those that take the same turn: dtypes, shapes, and where it runs.
+
+    Not from one thread to another, whose stream the arrays of numbers belong to.
+    """
+    return keys.dtype, keys.shape, values.dtype, values.shape, backend, get_ident()
+
+
+def find_turn(
+    sides: Sequence[PackedSide],
+    dues: Sequence[int],
+    rows: Sequence[mx.array],
+    held: int,
+    like: tuple[object, ...],
+    config: object,
+) -> Turn | None:
+    """Return the turn of a store that holds so many rows; None if that is more than a turn, or spares no launch."""
+    backend = cast("Backend", like[4])
+    if backend == "reference" or not all(map(_can_take, sides, dues, rows)):
+        return None
+    spots: list[Spot] = []
+    for side, due in zip(sides, dues, strict=True):
+        tail = side.tail.at_front()
+        spots.append(Spot(tail.shape[2], shift=due, place=side.tail.ends[0] - due))
+        spots += [Spot(STAGED, shift=0, place=side.staged_rows)] * (due * len(side.coded()))
+    packers = tuple([side.row_packer if due else None for side, due in zip(sides, dues, strict=True)])
+    state = held, config, *[side.signature for side in sides]
+    return _turn(state, like, tuple(dues), tuple(spots), packers, backend)
+
+
+def _can_take(side: PackedSide, due: int, row: mx.array) -> bool:
     """Tell whether a row [1, heads, 1, dim] can be appended where so many rows are due to be packed.
 
     One row may be, beyond the exact ones, where rows are packed each on its own and there is room to stage it.
@@ -45,26 +113,17 @@ def can_take_turn(side: PackedSide, due: int, row: mx.array) -> bool:
     return exact_written and side.staged_rows < STAGED and side.row_packer is not None
 
 
-def take_turn(sides: Sequence[PackedSide], dues: Sequence[int], rows: Sequence[mx.array], backend: Backend) -> None:
-    """Append rows [1, heads, 1, dim] to the sides' tails; where one is due, pack the tail's first and drop it."""
-    packers: list[RowPacker | None] = []
-    arrays: list[mx.array] = []
-    spots: list[Spot] = []
-    for side, due, row in zip(sides, dues, rows, strict=True):
-        tail = side.tail.at_front()
-        arrays += (row, tail)
-        spots.append(Spot(tail.shape[2], shift=due, place=side.tail.ends[0] - due))
-        packers.append(side.row_packer if due else None)
-        if due:
-            staged = side.staged or _blank(side)
-            arrays += staged
-            spots += [Spot(STAGED, shift=0, place=side.staged_rows)] * len(staged)
-    written = iter(_launch(tuple(packers), backend)([spots_array(spots), *arrays]))
-    for side, due in zip(sides, dues, strict=True):
-        side.tail.restart(next(written), side.tail.ends[0] - due + 1)
-        if due:
-            side.staged = [next(written) for _ in side.coded()]
-            side.staged_rows += 1
+@launches
+def _turn(
+    state: tuple[object, ...],
+    like: tuple[object, ...],
+    dues: tuple[int, ...],
+    spots: tuple[Spot, ...],
+    packers: tuple[RowPacker | None, ...],
+    backend: Backend,
+) -> Turn:
+    """Return the turn of all stores in one state: their rows, configuration, and the numbers of their buffers."""
+    return Turn(like, dues, spots_array(spots), _launch(packers, backend))
 
 
 @launches  # the layers of a model usually agree
