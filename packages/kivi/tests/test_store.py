@@ -8,10 +8,11 @@ from pathlib import Path
 import hypothesis.strategies as st
 import mlx.core as mx
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 
 from mlx_kv import Policy
 from mlx_kv.testing.driving import contents, random_tokens, reachable_arrays, same_bits
+from mlx_kv_kernels.launch import forget_launches
 from mlx_kv_kernels.testing import legs
 from mlx_kv_kivi import Kivi, KiviStore
 
@@ -109,6 +110,46 @@ def test_bytes_of_a_real_layer():
     assert store.nbytes == sum(array.nbytes for array in reachable_arrays(store))
     assert abs(allocated - store.nbytes) <= 0.05 * store.nbytes
     assert GOLDEN["expected"]["fp16_bytes"] / right == pytest.approx(GOLDEN["expected"]["ratio"], abs=1e-4)
+
+
+def append(store, tokens):
+    store.append(tokens.keys, tokens.values)
+
+
+BETWEEN = {
+    "nothing": lambda store: store,
+    "settle": lambda store: store.settle(),
+    "dense": lambda store: mx.eval(store.dense()),
+    "its bytes": lambda store: store.nbytes,
+    "truncate": lambda store: store.truncate(0),
+    "a chunk": lambda store: append(store, random_tokens(1, 3)),
+    "load": lambda store: store.load(store.arrays(), store.places()),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(between=st.lists(st.sampled_from(sorted(BETWEEN)), min_size=3, max_size=8), tokens=st.integers(1, 40))
+def test_a_turn_worked_out_for_one_store_is_right_for_others(monkeypatch, backend, between, tokens):
+    """Whatever happens between tokens: one store shares its turns with another, whose state agrees at first."""
+    monkeypatch.setenv("MLX_KV_BACKEND", backend)
+    other, shares, alone = (KiviStore(Kivi(residual=32)) for _ in range(3))
+    for store in (other, shares, alone):
+        append(store, random_tokens(0, 100))
+        append(store, random_tokens(1, 1))
+    for seed, name in enumerate(["nothing", *between]):
+        for token in range(tokens):
+            new = random_tokens(100 * seed + token, 1)
+            append(other, random_tokens(1000 + token, 1))
+            append(shares, new)
+            alone._turn = None
+            forget_launches()
+            append(alone, new)
+        assert shares.layout().extent.places == alone.layout().extent.places
+        assert all(map(same_bits, shares.layout().arrays, alone.layout().arrays))
+        for store in (shares, alone):
+            BETWEEN[name](store)
+    assert all(map(same_bits, shares.dense(), alone.dense()))
 
 
 def test_packed_rows_are_not_copied_per_token():

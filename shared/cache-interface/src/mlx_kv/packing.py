@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import mlx.core as mx
 
-from mlx_kv_kernels import gather_rows, resolve_backend
+from mlx_kv_kernels import gather_rows
 
 from .layout import Extent, Format
 from .rows import ONE_TOKEN, RowBuffer, Span
@@ -234,7 +234,8 @@ class PackedStore(Store, Generic[Side]):
 
     def _take_turn(self, keys: mx.array, values: mx.array) -> bool:
         """Settle, and append a token of the only sequence; False if that is more than a turn, or spares no launch."""
-        sides, rows, like = (self.keys, self.values), (keys, values), likeness(keys, values, resolve_backend())
+        sides, rows, like = (self.keys, self.values), (keys, values), likeness(keys, values)
+        # Where kernels run is asked when a turn is worked out, every STAGED tokens at least: asking is slow.
         turn = self._turn.following if self._turn else None
         if turn is None or turn.like != like:
             if len(self._rows) != 1 or self._rollback or self._in_prompt[0]:

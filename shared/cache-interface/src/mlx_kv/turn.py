@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
-from mlx_kv_kernels import Backend
+from mlx_kv_kernels import Backend, resolve_backend
 from mlx_kv_kernels.launch import Launch, launches
 from mlx_kv_kernels.put import Spot, put_each, spots_array
 
@@ -66,12 +66,12 @@ class Turn:
                 side.staged_rows += 1
 
 
-def likeness(keys: mx.array, values: mx.array, backend: Backend) -> tuple[object, ...]:
-    """Return what a token's rows have in common with those that take the same turn: dtypes, shapes, and where it runs.
+def likeness(keys: mx.array, values: mx.array) -> tuple[object, ...]:
+    """Return what a token's rows have in common with those that take the same turn.
 
-    Not from one thread to another, whose stream the arrays of numbers belong to.
+    The thread among it, whose stream the array of spots belongs to.
     """
-    return keys.dtype, keys.shape, values.dtype, values.shape, backend, get_ident()
+    return keys.dtype, keys.shape, values.dtype, values.shape, get_ident()
 
 
 def find_turn(
@@ -83,7 +83,7 @@ def find_turn(
     config: object,
 ) -> Turn | None:
     """Return the turn of a store that holds so many rows; None if that is more than a turn, or spares no launch."""
-    backend = cast("Backend", like[4])
+    backend = resolve_backend()
     if backend == "reference" or not all(map(_can_take, sides, dues, rows)):
         return None
     spots: list[Spot] = []
