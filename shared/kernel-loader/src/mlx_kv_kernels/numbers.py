@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from threading import get_ident
@@ -50,7 +49,7 @@ def _made(values: Values, dtype: mx.Dtype) -> mx.array:
     return mx.array(values, dtype)
 
 
-def join_numbers(values: Sequence[int | float], dtype: mx.Dtype, backend: Backend) -> mx.array:
+def join_numbers(values: Values, dtype: mx.Dtype, backend: Backend) -> mx.array:
     """Make an array of at most 30 numbers of 4 bytes in the device's own memory, from pairs of them.
 
     An array of more than 8 bytes that Python makes on CUDA often begins as a buffer of the device's, which MLX then

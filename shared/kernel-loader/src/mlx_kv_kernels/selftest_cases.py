@@ -72,7 +72,7 @@ def _gather(dtype: mx.Dtype, width: int) -> Callable[[Backend], None]:
 
 def _join(count: int) -> Callable[[Backend], None]:
     def run(backend: Backend) -> None:
-        values = [i * i - 7 for i in range(count)]
+        values = tuple([i * i - 7 for i in range(count)])
         _expect_equal(join_numbers(values, mx.int32, backend), mx.array(values, mx.int32))
 
     return run
