@@ -3,6 +3,7 @@
 import gc
 import json
 import pickle
+from copy import deepcopy
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 
 from mlx_kv import Policy
 from mlx_kv.testing.driving import contents, random_tokens, reachable_arrays, same_bits
-from mlx_kv_kernels.launch import forget_launches
+from mlx_kv_kernels.launch import Launch, forget_launches
 from mlx_kv_kernels.testing import legs
 from mlx_kv_kivi import Kivi, KiviStore
 
@@ -150,6 +151,32 @@ def test_a_turn_worked_out_for_one_store_is_right_for_others(monkeypatch, backen
         for store in (shares, alone):
             BETWEEN[name](store)
     assert all(map(same_bits, shares.dense(), alone.dense()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_a_token_that_fails_leaves_the_layout_right(monkeypatch, backend):
+    """Before its launch the tail may have been moved to a new array."""
+    monkeypatch.setenv("MLX_KV_BACKEND", backend)
+    store = KiviStore(Kivi(residual=128))
+    append(store, random_tokens(0, 130))
+    for seed in range(1, 100):
+        append(store, random_tokens(seed, 1))
+        if store.keys.tail.ends == store.keys.tail.limits:
+            break
+    rows, before = store.lengths, deepcopy(store).dense()
+    store.layout()
+
+    def fails(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Launch, "__call__", fails)
+        with pytest.raises(KeyboardInterrupt):
+            append(store, random_tokens(101, 1))
+    assert store.keys.tail.ends < store.keys.tail.limits
+    assert store.layout().extent is store.describe()[1]
+    assert store.lengths == rows
+    assert all(map(same_bits, store.dense(), before))
 
 
 def test_packed_rows_are_not_copied_per_token():

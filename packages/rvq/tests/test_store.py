@@ -272,3 +272,36 @@ def test_staged_rows_are_packed_ones_when_rows_are_chosen(kernels, monkeypatch):
     views = [{name: each.view() for name, each in store.buffers().items() if any(each.lengths)} for store in stores]
     assert views[0].keys() == views[1].keys()
     assert all(same_bits(views[0][name], views[1][name]) for name in views[0])
+
+
+def decoded(config, *chunks):
+    store = RvqStore(config)
+    for tokens in chunks:
+        store.append(tokens.keys, tokens.values)
+    return store
+
+
+@pytest.mark.parametrize("backend", sorted({leg.backend for leg in legs()}))
+def test_a_subset_that_is_refused_spoils_no_other_store(monkeypatch, backend):
+    """Both have taken the same turns, and one has written its staged rows since."""
+    monkeypatch.setenv("MLX_KV_BACKEND", backend)
+    chunks = [random_tokens(0, 100), *(random_tokens(i, 1) for i in range(1, 12))]
+    failed, other, alone = (decoded(Rvq(center=False, residual=32), *chunks) for _ in range(3))
+    with pytest.raises(AttributeError):
+        failed.take(None, [110])
+    alone._turn = None
+    for store in (failed, other, alone):
+        store.append(random_tokens(99, 1).keys, random_tokens(99, 1).values)
+    for store in (failed, other):
+        assert all(map(same_bits, store.dense(), alone.dense()))
+
+
+@pytest.mark.parametrize("backend", sorted({leg.backend for leg in legs()}))
+def test_stores_that_differ_in_dtype_alone_describe_themselves(monkeypatch, backend):
+    monkeypatch.setenv("MLX_KV_BACKEND", backend)
+    mixed, pure = (
+        decoded(Rvq(center=False, residual=32), random_tokens(0, 100), random_tokens(1, 1, dtype), random_tokens(2, 1))
+        for dtype in (mx.float16, mx.float32)
+    )
+    assert [store.layout().format.dtype for store in (mixed, pure)] == [store.keys.dtype for store in (mixed, pure)]
+    assert pure.layout().format.dtype == mx.float32

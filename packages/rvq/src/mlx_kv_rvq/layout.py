@@ -46,8 +46,8 @@ def layout(store: RvqStore) -> Layout | None:
     described, config = store.described(), store.config
     if described is None or not isinstance(config, Rvq):
         return None
-    (format, held), arrays = described, _arrays(store.keys) + _arrays(store.values)
-    return Layout(format, arrays, held, partial(_dense, store, config.seed), _basis(config.seed))
+    (format, of_rows), arrays = described, _arrays(store.keys) + _arrays(store.values)
+    return Layout(format, arrays, of_rows, partial(_dense, store, config.seed), _basis(config.seed))
 
 
 @cache

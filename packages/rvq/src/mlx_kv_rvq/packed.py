@@ -47,6 +47,11 @@ class PackedRows(PackedSide):
         """The codec, if its rows are read as they are and not centred."""
         return _row_packer(self.codec) if isinstance(self.codec, RotatedCodec) and not self.codec.centered else None
 
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Everything that is not in the arrays themselves."""
+        return *super().signature, self.dim, self._dtype
+
     def append(self, rows: Float[mx.array, "batch heads rows dim"], spans: Sequence[Span]) -> None:
         """Append a chunk to the tail."""
         self.dim, self._dtype = rows.shape[3], str(rows.dtype).removeprefix("mlx.core.")

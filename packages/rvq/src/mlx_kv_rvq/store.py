@@ -76,6 +76,7 @@ class RvqStore(PackedStore[PackedRows]):
 
         Else, and always if keys are centred, the rows are read back and encoded anew as the rule for so many says.
         """
+        self._turn = None
         for side in (self.keys, self.values):
             side.write_staged()
         stays = [b for b, n in enumerate(counts) if self._can_gather(b, n)]

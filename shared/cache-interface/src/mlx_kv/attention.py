@@ -36,7 +36,8 @@ class DecodeAttention(Protocol):
     ) -> tuple[mx.array, mx.array | None] | str:
         """Attend with one query row per sequence over all of its rows; see `decode`.
 
-        Or return why this case is left to the reference, before anything is computed.
+        Or, before computing anything, return a sentence that says why not: the next backend is asked, then the
+        reference.
         """
         ...
 

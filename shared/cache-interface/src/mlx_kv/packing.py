@@ -234,21 +234,24 @@ class PackedStore(Store, Generic[Side]):
 
     def _take_turn(self, keys: mx.array, values: mx.array) -> bool:
         """Settle, and append a token of the only sequence; False if that is more than a turn, or spares no launch."""
+        previous, self._turn = self._turn, None  # a turn that fails leaves none to go on from
+        if len(self._rows) != 1 or self._rollback or self._in_prompt[0]:
+            return False
         sides, rows, like = (self.keys, self.values), (keys, values), likeness(keys, values)
-        # Where kernels run is asked when a turn is worked out, every STAGED tokens at least: asking is slow.
-        turn = self._turn.following if self._turn else None
+        state = self._rows[0], self.keys.staged_rows, self.values.staged_rows
+        if previous and previous.after != state:
+            previous = None
+        turn = previous.following if previous else None
         if turn is None or turn.like != like:
-            if len(self._rows) != 1 or self._rollback or self._in_prompt[0]:
-                return False
             dues = [self.packed(side, self._rows)[0] - side.packed_rows for side in sides]
-            turn = find_turn(sides, dues, rows, self._rows[0], like, self.config)
+            turn = find_turn(sides, dues, rows, state, like, (type(self), self.config))
             if turn is None:
                 return False
-            if self._turn:
-                self._turn.following = turn
+            if previous:
+                previous.following = turn
         turn.take(sides, rows)
         self._turn = turn
-        self._rows = self._most = [self._rows[0] + 1]  # nothing has been taken back, without rollback
+        self._rows, self._most = [turn.after[0]], [turn.after[0]]  # nothing has been taken back, without rollback
         return True
 
     def described(self) -> tuple[Format, Extent] | None:

@@ -191,9 +191,9 @@ class RowBuffer:
             end = self.ends[0]
         new = rows if count == rows.shape[2] else rows[:, :, first:last]
         if count == data.shape[2]:
-            # MLX would make the slice itself the buffer, which keeps alive all that the chunk is a view of; and what it
-            # takes lies in another order, which kernels would put right at every token.
-            new = mx.contiguous(mx.take(rows, mx.arange(first, last), axis=2))
+            # MLX would make the slice itself the buffer, which keeps alive all that the chunk is a view of, and whose
+            # order kernels would put right at every token. Joined to no rows, it is copied.
+            new = mx.concatenate([new, new[:, :, :0]], axis=2)
         data[:, :, end : end + count] = new
         self.ends = [end + count]
 

@@ -3,7 +3,8 @@
 It does what PackedSide.settle and append do for chunks and batches, in one launch beside the packing of what is due: on
 a fast device the host decides how long a step takes, and every buffer written to costs it as much as a kernel. Packed
 rows wait in small buffers, `staged`, to be written behind the others STAGED at a time. What a turn does depends on
-numbers alone, which the layers of a model usually agree in: it is worked out once for all of them.
+numbers alone, which the layers of a model usually agree in: it is worked out once for all of them. Where kernels run is
+asked then, and not at every token, since asking is slow.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class Turn:
     """What the token's rows are like; see `likeness`."""
     dues: tuple[int, ...]
     """Rows of each side to be packed, 0 or 1."""
+    after: tuple[int, ...]
+    """Rows of the store, and staged ones of each side, after the turn."""
     spots: mx.array
     launch: Launch
     described: tuple[Format, Extent] | None = None
@@ -78,11 +81,20 @@ def find_turn(
     sides: Sequence[PackedSide],
     dues: Sequence[int],
     rows: Sequence[mx.array],
-    held: int,
+    before: tuple[int, ...],
     like: tuple[object, ...],
-    config: object,
+    kind: tuple[object, ...],
 ) -> Turn | None:
-    """Return the turn of a store that holds so many rows; None if that is more than a turn, or spares no launch."""
+    """Return the turn of a store; None if that is more than a turn, or spares no launch.
+
+    Args:
+        sides: keys and values.
+        dues: rows of each that are to be packed.
+        rows: the token's.
+        before: rows of the store, and staged ones of each side.
+        like: the token's `likeness`.
+        kind: what else tells the store from others, beside its sides' signatures.
+    """
     backend = resolve_backend()
     if backend == "reference" or not all(map(_can_take, sides, dues, rows)):
         return None
@@ -92,8 +104,9 @@ def find_turn(
         spots.append(Spot(tail.shape[2], shift=due, place=side.tail.ends[0] - due))
         spots += [Spot(STAGED, shift=0, place=side.staged_rows)] * (due * len(side.coded()))
     packers = tuple([side.row_packer if due else None for side, due in zip(sides, dues, strict=True)])
-    state = held, config, *[side.signature for side in sides]
-    return _turn(state, like, tuple(dues), tuple(spots), packers, backend)
+    after = before[0] + 1, *[staged + due for staged, due in zip(before[1:], dues, strict=True)]
+    state = kind, *[(side.signature, side.row_packer) for side in sides]
+    return _turn(state, like, tuple(dues), after, tuple(spots), packers, backend)
 
 
 def _can_take(side: PackedSide, due: int, row: mx.array) -> bool:
@@ -118,12 +131,13 @@ def _turn(
     state: tuple[object, ...],
     like: tuple[object, ...],
     dues: tuple[int, ...],
+    after: tuple[int, ...],
     spots: tuple[Spot, ...],
     packers: tuple[RowPacker | None, ...],
     backend: Backend,
 ) -> Turn:
-    """Return the turn of all stores in one state: their rows, configuration, and the numbers of their buffers."""
-    return Turn(like, dues, spots_array(spots), _launch(packers, backend))
+    """Return the turn of all stores in one state: their kind, and the numbers of their buffers."""
+    return Turn(like, dues, after, spots_array(spots), _launch(packers, backend))
 
 
 @launches  # the layers of a model usually agree

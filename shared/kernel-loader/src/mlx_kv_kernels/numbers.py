@@ -14,6 +14,9 @@ from .kernel import SIMD_WIDTH, Kernel
 from .launch import Launch, launches
 
 _PAIRS = 15  # of a launch: Metal takes 31 arrays
+_MOST = (
+    4 * _PAIRS
+)  # numbers that are joined: more, as large batches have them, would take more launches than they spare
 
 Values = tuple[int | float, ...]
 
@@ -43,10 +46,14 @@ def _new_numbers(values: Values, dtype: mx.Dtype, thread: int) -> mx.array:
 
 
 def _made(values: Values, dtype: mx.Dtype) -> mx.array:
-    if mx.default_device() == mx.gpu and mx.cuda.is_available():
-        parts = [join_numbers(values[i : i + 2 * _PAIRS], dtype, "cuda") for i in range(0, len(values), 2 * _PAIRS)]
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
-    return mx.array(values, dtype)
+    if mx.default_device() != mx.gpu or not mx.cuda.is_available():
+        return mx.array(values, dtype)
+    if not 0 < len(values) <= _MOST:
+        # MLX leaves an array made from Python in the host's memory, which a CUDA device reads over the bus, every
+        # threadgroup for itself. What the device has computed lies in its own memory.
+        return mx.array(values, dtype) + 0
+    parts = [join_numbers(values[i : i + 2 * _PAIRS], dtype, "cuda") for i in range(0, len(values), 2 * _PAIRS)]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 def join_numbers(values: Values, dtype: mx.Dtype, backend: Backend) -> mx.array:
