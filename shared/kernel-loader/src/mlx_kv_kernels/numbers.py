@@ -14,9 +14,7 @@ from .kernel import SIMD_WIDTH, Kernel
 from .launch import Launch, launches
 
 _PAIRS = 15  # of a launch: Metal takes 31 arrays
-_MOST = (
-    4 * _PAIRS
-)  # numbers that are joined: more, as large batches have them, would take more launches than they spare
+_MOST = 4 * _PAIRS  # numbers that are joined: those of large batches would take more launches than they spare
 
 Values = tuple[int | float, ...]
 
@@ -59,9 +57,8 @@ def _made(values: Values, dtype: mx.Dtype) -> mx.array:
 def join_numbers(values: Values, dtype: mx.Dtype, backend: Backend) -> mx.array:
     """Make an array of at most 30 numbers of 4 bytes in the device's own memory, from pairs of them.
 
-    An array of more than 8 bytes that Python makes on CUDA often begins as a buffer of the device's, which MLX then
-    moves into memory that both share: it waits for the device, and the kernel reads the array over the bus. Arrays of 8
-    bytes come from a pool that lies there from the start.
+    An array of more than 8 bytes that Python makes on CUDA may be given a used buffer of the device's, which MLX first
+    moves into memory that both share, waiting for the device. Arrays of 8 bytes come from a pool that lies there.
     """
     pairs = [mx.array(values[i : i + 2], dtype) for i in range(0, len(values), 2)]
     return _joiner(len(values), dtype, backend)(pairs)[0]
