@@ -13,8 +13,8 @@ from .backend import Backend
 from .kernel import SIMD_WIDTH, Kernel
 from .launch import Launch, launches
 
-_PAIRS = 15  # of a launch: Metal takes 31 arrays
-_MOST = 4 * _PAIRS  # numbers that are joined: those of large batches would take more launches than they spare
+_LAUNCHED = 32  # numbers that one launch joins: Metal takes 31 arrays
+_MOST = 2 * _LAUNCHED  # numbers that are joined: those of large batches would take more launches than they spare
 
 Values = tuple[int | float, ...]
 
@@ -50,18 +50,23 @@ def _made(values: Values, dtype: mx.Dtype) -> mx.array:
         # MLX leaves an array made from Python in the host's memory, which a CUDA device reads over the bus, every
         # threadgroup for itself. What the device has computed lies in its own memory.
         return mx.array(values, dtype) + 0
-    parts = [join_numbers(values[i : i + 2 * _PAIRS], dtype, "cuda") for i in range(0, len(values), 2 * _PAIRS)]
+    parts = [join_numbers(values[i : i + _LAUNCHED], dtype, "cuda") for i in range(0, len(values), _LAUNCHED)]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 def join_numbers(values: Values, dtype: mx.Dtype, backend: Backend) -> mx.array:
-    """Make an array of at most 30 numbers of 4 bytes in the device's own memory, from pairs of them.
+    """Make an array of at most 32 numbers of 4 bytes in the device's own memory, from pairs of them.
 
     An array of more than 8 bytes that Python makes on CUDA may be given a used buffer of the device's, which MLX first
     moves into memory that both share, waiting for the device. Arrays of 8 bytes come from a pool that lies there.
     """
-    pairs = [mx.array(values[i : i + 2], dtype) for i in range(0, len(values), 2)]
-    return _joiner(len(values), dtype, backend)(pairs)[0]
+    count = len(values)
+    values = values if count % 2 == 0 else (*values, values[-1])
+    pairs = [mx.array(values[i : i + 2], dtype) for i in range(0, count, 2)]
+    launched = 1 << (len(pairs) - 1).bit_length()  # few numbers of pairs, as each is a kernel to be compiled
+    pairs += pairs[-1:] * (launched - len(pairs))
+    joined = _joiner(launched, dtype, backend)(pairs)[0]
+    return joined if count == 2 * launched else joined[:count]
 
 
 @dataclass(frozen=True)
@@ -79,18 +84,16 @@ class JoinNumbers(Kernel):
 def kernel_of(pairs: int) -> JoinNumbers:
     """Return the kernel for so many pairs."""
     names = tuple([f"pair{i}" for i in range(pairs)])
-    return JoinNumbers("join_numbers", "mlx_kv_kernels", names, ("numbers",), template=("COUNT",))
+    return JoinNumbers("join_numbers", "mlx_kv_kernels", names, ("numbers",))
 
 
 @launches
-def _joiner(count: int, dtype: mx.Dtype, backend: Backend) -> Launch:
-    pairs = (count + 1) // 2
+def _joiner(pairs: int, dtype: mx.Dtype, backend: Backend) -> Launch:
     return kernel_of(pairs).prepare(
-        inputs=[(dtype, (min(2, count - 2 * i),)) for i in range(pairs)],
-        template={"COUNT": count},
+        inputs=[(dtype, (2,))] * pairs,
         grid=(SIMD_WIDTH, 1, 1),
         threadgroup=(SIMD_WIDTH, 1, 1),
-        output_shapes=[(count,)],
+        output_shapes=[(2 * pairs,)],
         output_dtypes=[dtype],
         backend=backend,
     )
