@@ -48,11 +48,10 @@ class PutRows(Kernel):
 
     @property
     def text(self) -> str:
-        """The text, with each buffer's number for @."""
+        """The text for so many buffers."""
         chunks, _ = source.split(source.read(self.package, "kernels/gather_rows.metal"), "gather_rows.metal")
-        helpers, marker, body = source.read(self.package, f"kernels/{self.filename}").partition(source.BODY_MARKER)
-        bodies = [body.replace("@", str(i)) for i in range(len(self.output_names))]
-        return f'{chunks}#line 1 "{self.filename}"\n{helpers}{marker}{"".join(bodies)}'
+        own = source.repeated(super().text, len(self.output_names))
+        return f'{chunks}#line 1 "{self.filename}"\n{own}'
 
 
 @cache

@@ -30,6 +30,12 @@ def split(text: str, filename: str) -> tuple[str, str]:
     return "\n".join(helpers) + "\n", "\n".join(body) + "\n"
 
 
+def repeated(text: str, count: int) -> str:
+    """A file's text with its body `count` times, for kernels of any number of arrays: @ becomes 0, 1, ..."""
+    helpers, marker, body = text.partition(BODY_MARKER)
+    return helpers + marker + "".join([body.replace("@", str(i)) for i in range(count)])
+
+
 def compose(
     text: str, filename: str, language: Literal["metal", "cuda"], launch_bounds: tuple[int, ...] = ()
 ) -> tuple[str, str]:
