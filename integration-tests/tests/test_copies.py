@@ -12,7 +12,7 @@ SPECS = [
     pytest.param("h2o(heavy=16, recent=16)", marks=pytest.mark.needs("h2o")),
     pytest.param("keyformer(budget=40)", marks=pytest.mark.needs("keyformer")),
     pytest.param("snapkv(budget=128, window=8)+kivi(residual=32)", marks=pytest.mark.needs("snapkv", "kivi")),
-    pytest.param("h2o(heavy=64, recent=64)+rvq(center=False)", marks=pytest.mark.needs("h2o", "rvq")),
+    pytest.param("h2o(heavy=96, recent=96)+rvq(center=False)", marks=pytest.mark.needs("h2o", "rvq")),
 ]
 
 

@@ -1,6 +1,7 @@
 """Stores of random rows, and the oracle: what is held, read bit by bit in NumPy, attended to in float64."""
 
 import os
+from copy import deepcopy
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -46,28 +47,19 @@ def unpacked(words, bits, dim):
 
 def held_rows(side, bits, group, per_token, sequence, rows, dim):
     """Rows [heads, rows, dim] of one sequence of one side of a KIVI store, in float64."""
-    begin, written = side.codes.begins[sequence], side.codes.lengths[sequence]
-    packed, staged = written + side.staged_rows, side.staged if side.staged_rows else [None] * 3
+    begin, packed = side.codes.begins[sequence], side.codes.lengths[sequence]
     parts, exact = [], side.exact.lengths[sequence]
-
-    def with_staged(rows, waiting):
-        return rows if waiting is None else np.concatenate([rows, waiting[:, : side.staged_rows]], axis=1)
-
     if exact:
         first = side.exact.begins[sequence]
         parts.append(numbers(side.exact.data)[0, :, first : first + exact])
     if packed:
-        words, first = np.array(side.codes.data[0])[:, begin : begin + written], side.scale.begins[sequence]
-        codes = unpacked(with_staged(words, None if staged[0] is None else np.array(staged[0][0])), bits, dim)
-        last = first + (written if per_token else written // group)
-        scale, minimum = (
-            with_staged(numbers(buffer.data)[0, :, first:last], None if waiting is None else numbers(waiting)[0])
-            for buffer, waiting in zip((side.scale, side.minimum), staged[1:], strict=True)
+        codes, first = (
+            unpacked(np.array(side.codes.data[0])[:, begin : begin + packed], bits, dim),
+            side.scale.begins[sequence],
         )
-        if per_token:
-            scale, minimum = (np.repeat(x[:, :packed], group, axis=2) for x in (scale, minimum))
-        else:
-            scale, minimum = (np.repeat(x[:, : packed // group], group, axis=1) for x in (scale, minimum))
+        last = first + (packed if per_token else packed // group)
+        scale, minimum = (numbers(buffer.data)[0, :, first:last] for buffer in (side.scale, side.minimum))
+        scale, minimum = (np.repeat(x, group, axis=2 if per_token else 1) for x in (scale, minimum))
         parts.append((codes * scale + minimum)[:, exact:])
     newest = rows - packed
     if newest:
@@ -77,8 +69,9 @@ def held_rows(side, bits, group, per_token, sequence, rows, dim):
 
 
 def held(store, sequence):
-    """Keys and values [heads, rows, dim] of one sequence, in float64."""
-    rows = store.lengths[sequence]
+    """Keys and values [heads, rows, dim] of one sequence, in float64; what waits to be packed is packed in a copy."""
+    store, rows = deepcopy(store), store.lengths[sequence]
+    store.buffers()
     if isinstance(store, DenseStore):
         sides = (store.keys, store.values)
         return [numbers(s.data)[0, :, s.begins[sequence] : s.begins[sequence] + rows] for s in sides]
@@ -129,8 +122,7 @@ def config_of(spec):
 def filled(spec, lengths, kv_heads, key_dim, value_dim, dtype, seed=0, spread=1.0, of_keys=0.0):
     """A store of `lengths` normal rows; each sequence's newest was appended on its own, as in decoding.
 
-    Of an only sequence three are, so that packed rows are staged where a row is packed at every step.
-    Keys are normal around `of_keys`, not zero.
+    Three are, so that rows wait to be packed. Keys are normal around `of_keys`, not zero.
     """
     rng = np.random.default_rng(seed)
     store = config_of(spec).create(Geometry(0, kv_heads, kv_heads, key_dim, value_dim))
@@ -140,7 +132,7 @@ def filled(spec, lengths, kv_heads, key_dim, value_dim, dtype, seed=0, spread=1.
         x = middle + spread * rng.standard_normal((len(lengths), kv_heads, count, dim))
         return mx.array(x.astype(np.float32)).astype(dtype)
 
-    alone = min(3, longest) if len(lengths) == 1 else 1
+    alone = min(3, longest)
     before = [max(n - alone, 0) for n in lengths]
     if longest > alone:
         store.append(

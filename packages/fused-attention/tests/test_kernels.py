@@ -22,7 +22,7 @@ def launches(queries, store, scale, **options):
 
 
 def traffic(tools, group, dtype):
-    """What attend reads of 257 rows: 192 values and 256 keys are packed, the rest of both is read one by one."""
+    """What attend reads of 257 rows: 256 keys are packed, and 192 values; the rest of both is read one by one."""
     store = tools.filled("kivi(bits=2, group_size=64, residual=64, sinks=0)", [257], 2, 128, 128, dtype)
     counted = launches(tools.queries(1, 2 * group, 128, dtype), store, 0.1, splits=2)
     assert len(counted) == 2  # attend, and its merge
@@ -197,26 +197,43 @@ def test_every_mutant_of_dense_rows_is_noticed(tools, emulated, mutable_texts):
     assert surviving_mutants(Part("dense_rows.metal", "mlx_kv", (), ()), DENSE_ROWS, check) == []
 
 
-STAGED_ROWS = [
-    Mutant("const bool staged = row >= written_rows;", "const bool staged = row > written_rows;"),
-    Mutant("staged ? staged_codes : codes", "staged ? codes : codes"),
-    Mutant("staged ? staged_scale : scale", "staged ? scale : scale"),
-    Mutant("staged ? staged_minimum : minimum", "staged ? minimum : minimum"),
-    Mutant("place[11] - place[20]", "place[11]"),
-    Mutant("long(kv_head) * STAGED - values.written_rows", "-values.written_rows"),
-    Mutant("staged_scale + staged_row * VALUE_GROUPS", "staged_scale + staged_row"),
-]
+WAITING = {
+    64: [
+        Mutant("row < exact_from) r.waits", "row + 1 < exact_from) r.waits"),
+        Mutant("row < exact_from) r.waits", "row <= exact_from) r.waits"),
+        Mutant("row_count - place[20]", "row_count - place[20] - 1"),
+        Mutant("mask < GROUP / N; mask *= 2) extremes", "mask < GROUP / N / 2; mask *= 2) extremes"),
+        Mutant("x[j] = scale.read(own.get(j));\n    } else", "x[j] = own.get(j);\n    } else"),
+    ],
+    96: [
+        Mutant("if ((first + j) / GROUP != group) {", "if (group < 0) {"),
+        Mutant("c < GROUP; c++) extremes", "c < GROUP - 1; c++) extremes"),
+        Mutant("group * GROUP + c", "c"),
+    ],
+}
 
 
-def test_every_mutant_of_staged_rows_is_noticed(tools, emulated, mutable_texts, monkeypatch):
-    monkeypatch.setenv("MLX_KV_BACKEND", "emulator")  # the reference stages nothing
-    store = tools.filled("kivi(bits=2, residual=32)", [100], 2, 64, 64, mx.float32)
-    assert store.values.staged_rows == 2  # of the three appended alone
-    queries = tools.queries(1, 4, 64, mx.float32)
+@pytest.mark.parametrize("dim", WAITING)
+def test_every_mutant_of_values_that_wait_is_noticed(tools, emulated, mutable_texts, dim):
+    """A row a lane of which has some of two groups, at 96 channels, and one whose lanes share them evenly."""
+    store = tools.filled("kivi(bits=2, residual=32)", [100, 60], 2, dim, dim, mx.float32)
+    assert store.rows_wait
+    assert store.values.codes.lengths == [65, 25]  # of each 2 wait
+    queries = tools.queries(2, 4, dim, mx.float32)
     truth, layout = tools.oracle(queries, store, 0.2)[0], store.layout()
 
     def check():
         with CHECKED.active():
             assert tools.error(attend(queries, layout, 0.2, backend="emulator"), truth) < 1e-5
 
-    assert surviving_mutants(Part("kivi_rows.metal", "mlx_kv_kivi", (), ()), STAGED_ROWS, check) == []
+    assert surviving_mutants(Part("kivi_rows.metal", "mlx_kv_kivi", (), ()), WAITING[dim], check) == []
+
+
+def test_sinks_that_wait_are_read_exactly(tools, emulated):
+    """The first rows of a sequence beside one that has packed rows."""
+    store = tools.filled("kivi(bits=2, residual=32, sinks=4)", [100, 37], 2, 64, 64, mx.float32)
+    assert store.values.codes.lengths == [65, 2]
+    queries = tools.queries(2, 4, 64, mx.float32)
+    with CHECKED.active():
+        output = attend(queries, store.layout(), 0.2, backend="emulator")
+    assert tools.error(output, tools.oracle(queries, store, 0.2)[0]) < 1e-5

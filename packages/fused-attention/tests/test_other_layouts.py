@@ -84,7 +84,7 @@ def test_a_codebook_layout(tools, source, dtype):
     inputs = ("key_codes", "key_norms", "value_codes", "value_norms", "codebook")
     format = Format(
         "codebook",
-        source,
+        (source,),
         heads,
         dim,
         dim,

@@ -26,11 +26,11 @@ QUANTIZE = [
     ),
     Mutant("return distance / scale;", "return distance * (1.0f / scale);"),
     Mutant("sequence * x_strides[0]", "sequence * x_strides[1]"),
-    Mutant("low = metal::min(low, simd_shuffle_xor(low, ushort(mask)));", ""),
+    Mutant("low = metal::min(low, simd_shuffle_xor(low, mask));", ""),
     Mutant("finite = range < RANGE_LIMIT;", "finite = range < INFINITY;"),
     Mutant(">= SMALLEST_SCALE", "> 0"),
     Mutant("? NAN :", "? 0.0f :"),
-    Mutant("+= as_type<uint>(code + TWO_23) <<", "= as_type<uint>(code + TWO_23) <<"),
+    Mutant("+= own.code_above", "= own.code_above"),
     Mutant("<< (BITS * c % 32);", "<< (BITS * c % 16);"),
     Mutant("stride == 1 && reinterpret_cast<ulong>(from) % 16 == 0", "false", equivalent=SLOWER),
 ]
@@ -69,7 +69,7 @@ MUTANTS = {
         Mutant("inside = row < rows", "inside = row <= rows"),
         Mutant("mask = 1; mask < LANES", "mask = 1; mask <= LANES"),
         Mutant("if (part % LANES == 0) {", "if (true) {"),
-        Mutant("scale[place / LANES] = own_scale;", "scale[place / LANES] = own_minimum;"),
+        Mutant("scale[place / LANES] = own.scale;", "scale[place / LANES] = own.minimum;"),
     ],
     "dequantize_keys": [
         *LOAD,

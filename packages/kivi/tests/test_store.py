@@ -9,11 +9,10 @@ from pathlib import Path
 import hypothesis.strategies as st
 import mlx.core as mx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from mlx_kv import Policy
 from mlx_kv.testing.driving import contents, random_tokens, reachable_arrays, same_bits
-from mlx_kv_kernels.launch import Launch, forget_launches
 from mlx_kv_kernels.testing import legs
 from mlx_kv_kivi import Kivi, KiviStore
 
@@ -128,55 +127,48 @@ BETWEEN = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(between=st.lists(st.sampled_from(sorted(BETWEEN)), min_size=3, max_size=8), tokens=st.integers(1, 40))
-def test_a_turn_worked_out_for_one_store_is_right_for_others(monkeypatch, backend, between, tokens):
-    """Whatever happens between tokens: one store shares its turns with another, whose state agrees at first."""
-    monkeypatch.setenv("MLX_KV_BACKEND", backend)
-    other, shares, alone = (KiviStore(Kivi(residual=32)) for _ in range(3))
-    for store in (other, shares, alone):
-        append(store, random_tokens(0, 100))
-        append(store, random_tokens(1, 1))
-    for seed, name in enumerate(["nothing", *between]):
+@settings(max_examples=40, deadline=None)
+@given(
+    residual=st.sampled_from([32, 64]),
+    rollback=st.sampled_from([0, 3]),
+    between=st.lists(st.tuples(st.sampled_from(sorted(BETWEEN)), st.integers(1, 70)), min_size=1, max_size=6),
+)
+def test_values_that_wait_are_read_and_held_as_if_they_were_packed(residual, rollback, between):
+    """Beside a store in which none ever waits, whatever happens between tokens."""
+    config = Kivi(residual=residual, rollback=rollback)
+    store, never = KiviStore(config), KiviStore(config)
+    for each in (store, never):
+        append(each, random_tokens(0, 100))
+        append(each, random_tokens(1, 1))
+    for seed, (name, tokens) in enumerate(between):
         for token in range(tokens):
             new = random_tokens(100 * seed + token, 1)
-            append(other, random_tokens(1000 + token, 1))
-            append(shares, new)
-            alone._turn = None
-            forget_launches()
-            append(alone, new)
-        assert shares.layout().extent.places == alone.layout().extent.places
-        assert all(map(same_bits, shares.layout().arrays, alone.layout().arrays))
-        for store in (shares, alone):
-            BETWEEN[name](store)
-    assert all(map(same_bits, shares.dense(), alone.dense()))
+            append(store, new)
+            never._tokens_left = 0
+            append(never, new)
+            assert not never.rows_wait
+            exact, right = (each.layout().extent.places[0][-1] for each in (store, never))
+            assert exact == right  # as many of the newest rows are read exactly
+        assert all(map(same_bits, deepcopy(store).dense(), never.dense()))
+        for each in (store, never):
+            BETWEEN[name](each)
+        assert store.lengths == never.lengths
+    assert all(map(same_bits, store.dense(), never.dense()))
+    for each in (store, never):
+        each.settle()
+    assert contents(store) == contents(never)
 
 
-@pytest.mark.parametrize("backend", BACKENDS[1:])
-def test_a_token_that_fails_leaves_the_layout_right(monkeypatch, backend):
-    """Before its launch the tail may have been moved to a new array."""
-    monkeypatch.setenv("MLX_KV_BACKEND", backend)
-    store = KiviStore(Kivi(residual=128))
-    append(store, random_tokens(0, 130))
-    for seed in range(1, 100):
+def test_a_layout_of_the_token_before_is_not_told_of_a_moved_tail():
+    """Between two tokens of a run everything but the number of rows stays where it was."""
+    store = KiviStore(Kivi(residual=32))
+    append(store, random_tokens(0, 100))
+    for seed in range(1, 150):
         append(store, random_tokens(seed, 1))
-        if store.keys.tail.ends == store.keys.tail.limits:
-            break
-    rows, before = store.lengths, deepcopy(store).dense()
-    store.layout()
-
-    def fails(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Launch, "__call__", fails)
-        with pytest.raises(KeyboardInterrupt):
-            append(store, random_tokens(101, 1))
-    assert store.keys.tail.ends < store.keys.tail.limits
-    assert store.layout().extent is store.describe()[1]
-    assert store.lengths == rows
-    assert all(map(same_bits, store.dense(), before))
+        layout, described = store.layout(), store.describe()
+        assert layout.extent is described.extent
+        assert all(a is b for a, b in zip(layout.arrays, described.arrays, strict=False))
+        assert layout.arrays[-2:] == (store.keys.tail.data, store.values.tail.data)
 
 
 def test_packed_rows_are_not_copied_per_token():

@@ -20,10 +20,10 @@ def oracle(config):
 
     def settled(keys, values):
         due = max(0, keys.shape[1] - config.rollback - config.residual)
-        packed = due // 128 * 128 if config.center else due
+        of_keys = 128 if config.center else 32
         return (
-            _read(keys, packed, config.key_bits, config, config.center),
-            _read(values, due, config.value_bits, config, False),
+            _read(keys, due // of_keys * of_keys, config.key_bits, config, config.center),
+            _read(values, due // 32 * 32, config.value_bits, config, False),
         )
 
     return settled

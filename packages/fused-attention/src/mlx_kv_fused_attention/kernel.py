@@ -22,7 +22,7 @@ class AttentionKernel(Kernel):
     The text is sequence.metal, the layout's, this package's helpers and the kernel's own: helpers first, then bodies.
     """
 
-    layout_source: tuple[str, str] = ("", "")
+    layout_sources: tuple[tuple[str, str], ...] = ()
 
     @property
     def text(self) -> str:
@@ -32,7 +32,7 @@ class AttentionKernel(Kernel):
         # An output that is not wanted is not made; the text then names another one, and never writes to it.
         logits = "logits" if "logits" in self.output_names else "partial"
         return _compose(
-            tuple((file[1].rpartition("/")[2], read(*file)) for file in (SEQUENCE, self.layout_source)),
+            tuple((file[1].rpartition("/")[2], read(*file)) for file in (SEQUENCE, *self.layout_sources)),
             tuple((file[1].rpartition("/")[2], read(*file)) for file in helpers),
             (self.filename, read(*own)),
             logits,
@@ -44,7 +44,7 @@ File = tuple[str, str]  # name and text
 
 @cache
 def _compose(before: tuple[File, ...], helpers: tuple[File, ...], own: File, logits: str) -> str:
-    parts = [split(text, name) for name, text in before]
+    parts = [split(text if BODY_MARKER in text else f"{text}{BODY_MARKER}\n", name) for name, text in before]
     header, body = split(own[1], own[0])
     return "".join(
         [

@@ -92,7 +92,7 @@ def plan(format: Format, query_heads: int, scale: float, logits: bool, backend: 
         ("queries", "places", *format.inputs),
         ("partial", "logits") if logits else ("partial",),
         template=tuple(template),
-        layout_source=format.source,
+        layout_sources=format.sources,
     )
     return Plan(kernel, template, tiled, per_core)
 

@@ -23,12 +23,13 @@ _THREADS = 128
 _log = logging.getLogger("mlx_kv_kivi")
 
 
-def _kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Kernel:
-    return Kernel(name, "mlx_kv_kivi", inputs, outputs, template=("T", "BITS", "GROUP"), ensure_row_contiguous=False)
+def _kernel(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], *helpers: str) -> Kernel:
+    template = ("T", "BITS", "GROUP")
+    return Kernel(name, "mlx_kv_kivi", inputs, outputs, template, ensure_row_contiguous=False, helpers=helpers)
 
 
-QUANTIZE_KEYS = _kernel("quantize_keys", ("x",), Quantized._fields)
-QUANTIZE_VALUES = _kernel("quantize_values", ("x",), Quantized._fields)
+QUANTIZE_KEYS = _kernel("quantize_keys", ("x",), Quantized._fields, "group_scale")
+QUANTIZE_VALUES = _kernel("quantize_values", ("x",), Quantized._fields, "group_scale")
 DEQUANTIZE_KEYS = _kernel("dequantize_keys", Quantized._fields, ("x",))
 DEQUANTIZE_VALUES = _kernel("dequantize_values", Quantized._fields, ("x",))
 

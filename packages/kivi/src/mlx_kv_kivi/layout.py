@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_kv.layout import Extent, Format, extent, input_array
-from mlx_kv.turn import STAGED
+from mlx_kv.layout import Format, Layout, extent, input_array
 
 from .config import Kivi
 
@@ -16,30 +15,31 @@ if TYPE_CHECKING:
     from .packed import PackedRows
     from .store import KiviStore
 
-_CODED = ("codes", "scale", "minimum")
-_BUFFERS = (*_CODED, "exact", "tail")
+_PACKED = ("codes", "scale", "minimum", "exact")
 
 
-def describe(store: KiviStore) -> tuple[Format, Extent] | None:
-    """Return what kernels/kivi_rows.metal reads; None if nothing is packed yet."""
+def describe(store: KiviStore) -> Layout | None:
+    """Return what kernels/kivi_rows.metal reads but for the tails, the last two; None if nothing is packed yet."""
     keys, values, config, rows = store.keys, store.values, store.config, store.lengths
-    keys_tail, values_tail = keys.tail.data, values.tail.data
-    if keys.codes.data is None or keys_tail is None or values_tail is None:
+    if keys.codes.data is None or keys.tail.data is None or values.tail.data is None:
         return None
-    _, kv_heads, _, key_dim = keys_tail.shape
+    _, kv_heads, _, key_dim = keys.tail.data.shape
+    format = kivi_format(config, kv_heads, key_dim, values.tail.data.shape[3], keys.tail.data.dtype)
     # Both sides are packed from the first group that holds no exact row to the last whole group of values.
     size = config.group_size
     first = -(-config.sinks // size) * size
-    return kivi_format(config, kv_heads, key_dim, values_tail.shape[3], keys_tail.dtype), extent(
-        tuple(rows),
-        tuple([(*_place(keys, b, n), *_place(values, b, n), values.staged_rows) for b, n in enumerate(rows)]),
-        tuple([(first, max(first, packed // size * size)) for packed in values.codes.lengths]),
+    packed = values.codes.lengths
+    # Values that were due before the newest row are read as they will be packed.
+    newest = config.residual + config.rollback + 1
+    exact = [newest if store.rows_wait else n - done for n, done in zip(rows, packed, strict=True)]
+    places = [(*_place(keys, b, n), *_place(values, b, n), exact[b]) for b, n in enumerate(rows)]
+    tiles = tuple([(first, max(first, done // size * size)) for done in packed])
+    return Layout(
+        format,
+        _arrays(keys, format.dtype) + _arrays(values, format.dtype),
+        extent(tuple(rows), tuple(places), tiles),
+        store.dense,
     )
-
-
-def arrays(store: KiviStore, dtype: mx.Dtype) -> tuple[mx.array, ...]:
-    """Return the arrays of the layout."""
-    return _arrays(store.keys, dtype) + _arrays(store.values, dtype) + _staged(store.values, dtype)
 
 
 @cache
@@ -49,19 +49,17 @@ def kivi_format(config: Kivi, kv_heads: int, key_dim: int, value_dim: int, dtype
         "KEY_BITS": config.bits_of_keys,
         "VALUE_BITS": config.bits_of_values,
         "GROUP_SIZE": config.group_size,
-        "STAGED": STAGED,
+        "SINKS": config.sinks,
     }
+    sides = ("key", "value")
     return Format(
         "kivi",
-        ("mlx_kv_kivi", "kernels/kivi_rows.metal"),
+        (("mlx_kv_kivi", "kernels/group_scale.metal"), ("mlx_kv_kivi", "kernels/kivi_rows.metal")),
         kv_heads,
         key_dim,
         value_dim,
         dtype,
-        inputs=(
-            *(f"{side}_{name}" for side in ("key", "value") for name in _BUFFERS),
-            *(f"staged_{name}" for name in _CODED),
-        ),
+        inputs=(*[f"{side}_{name}" for side in sides for name in _PACKED], *[f"{side}_tail" for side in sides]),
         places=21,
         constants=tuple(constants.items()),
         tile_rows=config.group_size,
@@ -77,13 +75,7 @@ def _arrays(side: PackedRows, dtype: mx.Dtype) -> tuple[mx.array, ...]:
         input_array(side.scale.data, dtype),
         input_array(side.minimum.data, dtype),
         input_array(side.exact.data, dtype),
-        input_array(side.tail.data, dtype),
     )
-
-
-def _staged(side: PackedRows, dtype: mx.Dtype) -> tuple[mx.array, ...]:
-    dtypes = mx.uint32, dtype, dtype
-    return tuple(side.staged) or tuple([input_array(None, each) for each in dtypes])
 
 
 def _place(side: PackedRows, sequence: int, rows: int) -> tuple[int, ...]:
@@ -91,7 +83,7 @@ def _place(side: PackedRows, sequence: int, rows: int) -> tuple[int, ...]:
     exact, codes, scale, tail = side.exact, side.codes, side.scale, side.tail
     return (
         exact.ends[sequence] - exact.begins[sequence],
-        codes.ends[sequence] - codes.begins[sequence] + side.staged_rows,
+        codes.ends[sequence] - codes.begins[sequence],
         exact.begins[sequence],
         codes.begins[sequence],
         scale.begins[sequence],

@@ -48,6 +48,7 @@ class PackedRows(PackedSide):
         """Make an empty side that holds the first `sinks` rows exactly."""
         super().__init__(sinks)
         self.quantizer = quantizer
+        self.may_wait = not quantizer.per_channel  # attention's kernel quantises a row, not rows together
         self.rows_per_scale = quantizer.rows_per_scale
         self.scale = RowBuffer(STEP // self.rows_per_scale)
         self.minimum = RowBuffer(STEP // self.rows_per_scale)
@@ -55,11 +56,6 @@ class PackedRows(PackedSide):
     def scales(self) -> dict[str, tuple[RowBuffer, int]]:
         """Scale and minimum of each group."""
         return {"scale": (self.scale, self.rows_per_scale), "minimum": (self.minimum, self.rows_per_scale)}
-
-    @property
-    def row_packer(self) -> Quantizer | None:
-        """The quantiser, if no rows share a scale."""
-        return self.quantizer if self.rows_per_scale == 1 else None
 
     def pack(
         self, rows: Float[mx.array, "batch heads rows dim"], done: Sequence[int], exact: Sequence[int]

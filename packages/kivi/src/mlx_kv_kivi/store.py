@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from mlx_kv.layout import Extent, Format, Layout
 from mlx_kv.packing import PackedStore
 
 from .config import Kivi
-from .layout import arrays, describe
+from .layout import describe
 from .packed import PackedRows, Quantizer
 
 if TYPE_CHECKING:
     from mlx_kv import Policy
+    from mlx_kv.layout import Layout
 
 
 class KiviStore(PackedStore[PackedRows]):
@@ -59,16 +59,8 @@ class KiviStore(PackedStore[PackedRows]):
             )
         self.defer = self.defer or policy.evicts
 
-    def layout(self) -> Layout | None:
-        """Describe the packed rows for attention that reads them as they are."""
-        described = self.described()
-        if described is None:
-            return None
-        format, extent = described
-        return Layout(format, arrays(self, format.dtype), extent, self.dense)
-
-    def describe(self) -> tuple[Format, Extent] | None:
-        """Return what the layout says beside the arrays."""
+    def describe(self) -> Layout | None:
+        """Return the layout without the tails' arrays."""
         return describe(self)
 
     def fresh(self) -> Self:

@@ -17,6 +17,8 @@ BITS = (1, 2, 3, 4)
 STAGES = (1, 2, 3)
 BLOCK = 128
 """Rows whose mean is removed from keys."""
+TOGETHER = 32
+"""Rows that are encoded together where they have no block: a launch for each would slow decoding down."""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_kv.layout import Basis, Extent, Format, Layout, extent, input_array
-from mlx_kv.turn import STAGED
+from mlx_kv.layout import Basis, Format, Layout, extent, input_array
 
 from .codec import RotatedCodec
 from .config import BLOCK, Rvq
@@ -19,13 +18,16 @@ if TYPE_CHECKING:
     from .packed import PackedRows
     from .store import RvqStore
 
-_BUFFERS = ("codes", "norm", "mean", "exact", "tail", "staged_codes", "staged_norm")
+_PACKED = ("codes", "norm", "mean", "exact")
 _TABLES = ("flips", "hadamard", "levels")
 _UNCENTERED_TILE = 64
 
 
-def describe(store: RvqStore) -> tuple[Format, Extent] | None:
-    """Return what kernels/rvq_rows.metal reads; None if nothing is packed yet, or codebooks are trained."""
+def describe(store: RvqStore) -> Layout | None:
+    """Return what kernels/rvq_rows.metal reads but for the tails, the last two.
+
+    None if nothing is packed yet, or codebooks are trained.
+    """
     keys, values, config, rows = store.keys, store.values, store.config, store.lengths
     if keys.codes.data is None or values.codes.data is None or not isinstance(config, Rvq):
         return None
@@ -34,20 +36,11 @@ def describe(store: RvqStore) -> tuple[Format, Extent] | None:
     size = format.tile_rows
     first = -(-config.sinks // size) * size if size else 0
     packed = [min(pair) for pair in zip(keys.codes.lengths, values.codes.lengths, strict=True)]
-    return format, extent(
-        tuple(rows),
-        tuple([_place(keys, b, n) + _place(values, b, n) for b, n in enumerate(rows)]),
-        tuple([(first, max(first, n // size * size)) if size else (0, 0) for n in packed]),
-    )
-
-
-def layout(store: RvqStore) -> Layout | None:
-    """Return the layout of what `describe` describes."""
-    described, config = store.described(), store.config
-    if described is None or not isinstance(config, Rvq):
-        return None
-    (format, of_rows), arrays = described, _arrays(store.keys) + _arrays(store.values)
-    return Layout(format, arrays, of_rows, partial(_dense, store, config.seed), _basis(config.seed))
+    places = tuple([_place(keys, b, n) + _place(values, b, n) for b, n in enumerate(rows)])
+    tiles = tuple([(first, max(first, n // size * size)) if size else (0, 0) for n in packed])
+    dense = partial(_dense, store, config.seed)
+    arrays = _arrays(keys) + _arrays(values)
+    return Layout(format, arrays, extent(tuple(rows), places, tiles), dense, _basis(config.seed))
 
 
 @cache
@@ -60,18 +53,21 @@ def rvq_format(config: Rvq, kv_heads: int, key_dim: int, value_dim: int, dtype: 
         "CODE_BITS_OF_VALUES": config.value_bits,
         "STAGES": config.stages,
         "CENTER": int(config.center),
-        "STAGED": STAGED,
     }
+    sides = ("key", "value")
     in_tiles = config.stages == 1 and {config.key_bits, config.value_bits} <= {2, 4}
     return Format(
         "rvq",
-        ("mlx_kv_rvq", "kernels/rvq_rows.metal"),
+        (("mlx_kv_rvq", "kernels/rvq_rows.metal"),),
         kv_heads,
         key_dim,
         value_dim,
         dtype,
-        inputs=tuple(f"{side}_{name}" for side in ("key", "value") for name in (*_BUFFERS, *_TABLES)),
-        places=26,
+        inputs=(
+            *[f"{side}_{name}" for side in sides for name in (*_PACKED, *_TABLES)],
+            *[f"{side}_tail" for side in sides],
+        ),
+        places=24,
         constants=tuple(constants.items()),
         tile_rows=(BLOCK if config.center else _UNCENTERED_TILE) if in_tiles else 0,
         key_bits=config.key_bits,
@@ -91,14 +87,13 @@ def _dense(store: RvqStore, seed: int) -> tuple[mx.array, mx.array]:
 
 
 def _arrays(side: PackedRows) -> tuple[mx.array, ...]:
-    dtypes = (mx.uint32, mx.bfloat16, *(side.dtype,) * 3)
-    buffers = (side.codes, side.norm, side.mean, side.exact, side.tail)
+    dtypes = (mx.uint32, mx.bfloat16, side.dtype, side.dtype)
+    buffers = (side.codes, side.norm, side.mean, side.exact)
     held = [input_array(buffer.data, dtype) for buffer, dtype in zip(buffers, dtypes, strict=True)]
-    staged = side.staged or [input_array(None, dtype) for dtype in dtypes[:2]]
     codec = side.codec
     if not isinstance(codec, RotatedCodec):
         raise TypeError(f"[rvq] expected rows encoded by rotation, got {type(codec).__name__}")
-    return (*held, *staged, *tables(side.dim, codec.seed, codec.bits, codec.stages, False))
+    return (*held, *tables(side.dim, codec.seed, codec.bits, codec.stages, False))
 
 
 def _place(side: PackedRows, sequence: int, rows: int) -> tuple[int, ...]:
@@ -107,9 +102,8 @@ def _place(side: PackedRows, sequence: int, rows: int) -> tuple[int, ...]:
     begins = [buffer.begins[sequence] if buffer.begins else 0 for buffer in buffers[:-1]]
     return (
         side.exact.lengths[sequence],
-        side.codes.lengths[sequence] + side.staged_rows,
+        side.codes.lengths[sequence],
         *begins,
         side.tail.ends[sequence] - rows,
         *(0 if buffer.data is None else buffer.data.shape[2] for buffer in buffers),
-        side.staged_rows,
     )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
 from mlx_kv.packing import STEP, PackedSide
 from mlx_kv.rows import RowBuffer, Span
-from mlx_kv.turn import RowPacker
 from mlx_kv_kernels import gather_rows
 
-from .codec import Codec, RotatedCodec
+from .codec import Codec
 from .config import BLOCK
 from .reference import Encoded
 
@@ -41,16 +39,6 @@ class PackedRows(PackedSide):
     def scales(self) -> dict[str, tuple[RowBuffer, int]]:
         """Norms of rows, and the means of blocks if they are centred."""
         return {"norm": (self.norm, 1), **({"mean": (self.mean, BLOCK)} if self.codec.centered else {})}
-
-    @property
-    def row_packer(self) -> RowPacker | None:
-        """The codec, if its rows are read as they are and not centred."""
-        return _row_packer(self.codec) if isinstance(self.codec, RotatedCodec) and not self.codec.centered else None
-
-    @property
-    def signature(self) -> tuple[object, ...]:
-        """Everything that is not in the arrays themselves."""
-        return *super().signature, self.dim, self._dtype
 
     def append(self, rows: Float[mx.array, "batch heads rows dim"], spans: Sequence[Span]) -> None:
         """Append a chunk to the tail."""
@@ -141,8 +129,3 @@ class PackedRows(PackedSide):
             own = gather_rows(view, mx.clip(place, 0, view.shape[2] - 1))
             found = mx.where((indices >= mx.array(packed)[:, None, None])[..., None], own, found)
         return found
-
-
-@cache
-def _row_packer(codec: RotatedCodec) -> RowPacker:
-    return lambda rows: codec.encode(rows, ())[:2]

@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Any, Self
 
 import mlx.core as mx
 
-from mlx_kv.layout import Extent, Format, Layout
 from mlx_kv.packing import PackedStore
 
-from .config import BLOCK, Rvq
-from .layout import describe, layout
+from .config import BLOCK, TOGETHER, Rvq
+from .layout import describe
 from .packed import PackedRows
 
 if TYPE_CHECKING:
     from jaxtyping import Int
 
     from mlx_kv import Policy
+    from mlx_kv.layout import Layout
 
     from .codec import Codec
     from .trained_config import TrainedRvq
 
 
 class RvqStore(PackedStore[PackedRows]):
-    """Keys and values encoded row by row as they leave the newest ones; centred keys in blocks of 128.
+    """Keys and values encoded as they leave the newest rows, 32 rows at a time, centred keys in blocks of 128.
 
-    Of n rows (r = rollback, R = residual), max(0, n - r - R) are packed, of centred keys the whole blocks among them.
+    Of n rows (r = rollback, R = residual), the whole blocks among the first max(0, n - r - R) are packed.
     """
 
     config: Rvq | TrainedRvq
@@ -46,8 +46,8 @@ class RvqStore(PackedStore[PackedRows]):
         self.config.check(key_dim, value_dim)
 
     def packed(self, side: PackedRows, rows: Sequence[int]) -> list[int]:
-        """All but the newest rows; of centred ones whole blocks."""
-        size = BLOCK if side.codec.centered else 1
+        """All but the newest rows, in whole blocks."""
+        size = BLOCK if side.codec.centered else TOGETHER
         return [size * (max(0, n - self.config.rollback - self.config.residual) // size) for n in rows]
 
     def accept(self, policy: Policy) -> None:
@@ -63,12 +63,8 @@ class RvqStore(PackedStore[PackedRows]):
             )
         self.defer = self.defer or policy.evicts
 
-    def layout(self) -> Layout | None:
-        """Describe the encoded rows for attention that reads them as they are."""
-        return layout(self)
-
-    def describe(self) -> tuple[Format, Extent] | None:
-        """Return what the layout says beside the arrays."""
+    def describe(self) -> Layout | None:
+        """Return the layout without the tails' arrays."""
         return describe(self)
 
     def take(self, indices: Int[mx.array, "batch kv_heads kept"], counts: Sequence[int]) -> None:
@@ -76,9 +72,7 @@ class RvqStore(PackedStore[PackedRows]):
 
         Else, and always if keys are centred, the rows are read back and encoded anew as the rule for so many says.
         """
-        self._turn = None
-        for side in (self.keys, self.values):
-            side.write_staged()
+        self._pack_waiting()
         stays = [b for b, n in enumerate(counts) if self._can_gather(b, n)]
         if not stays:
             return super().take(indices, counts)

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 class Format:
     """What all layouts of a store have in common, and the Metal text that reads them.
 
-    The text, a `.metal` file in two parts as mlx_kv_kernels reads them, defines in its body two objects, `keys` and
-    `values`; mlx-kv-fused-attention's README lists the functions that they need. Formats are compared by identity:
-    kernels are looked up by them at every step, so a store makes its format once.
+    The text, a `.metal` file in two parts as mlx_kv_kernels reads them after any that hold but helpers, defines in its
+    body two objects, `keys` and `values`; mlx-kv-fused-attention's README lists the functions that they need.
+    Formats are compared by identity: kernels are looked up by them at every step, so a store makes its format once.
     """
 
     name: str
     """Names the layout in kernels and messages, such as "kivi"."""
-    source: tuple[str, str]
-    """The package that carries the Metal text, and the file's path in it."""
+    sources: tuple[tuple[str, str], ...]
+    """Of each file of the Metal text, the package that carries it and its path there."""
     kv_heads: int
     key_dim: int
     value_dim: int
@@ -81,6 +81,12 @@ def extent(rows: tuple[int, ...], places: tuple[tuple[int, ...], ...], tiles: tu
     return Extent(rows, places, tiles)
 
 
+@lru_cache(256)
+def next_extent(before: Extent) -> Extent:
+    """Return the extent with a row more in each sequence, at the same places and with the same tiles."""
+    return extent(tuple([n + 1 for n in before.rows]), before.places, before.tiles)
+
+
 class Layout(NamedTuple):
     """The rows of one layer as a store holds them now."""
 
@@ -111,6 +117,6 @@ def dense_format(kv_heads: int, key_dim: int, value_dim: int, dtype: mx.Dtype) -
     Numbers of a sequence: first row and all rows of the keys' array, the same of the values', and the row from which on
     it is the newest, in arrays of its own; they are not read where there is none.
     """
-    source = ("mlx_kv", "kernels/dense_rows.metal")
+    sources = (("mlx_kv", "kernels/dense_rows.metal"),)
     inputs = ("key_rows", "value_rows", "newest_key", "newest_value")
-    return Format("dense", source, kv_heads, key_dim, value_dim, dtype, inputs, places=5)
+    return Format("dense", sources, kv_heads, key_dim, value_dim, dtype, inputs, places=5)

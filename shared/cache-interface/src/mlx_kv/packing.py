@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -10,16 +11,17 @@ import mlx.core as mx
 
 from mlx_kv_kernels import gather_rows
 
-from .layout import Extent, Format
-from .rows import ONE_TOKEN, RowBuffer, Span
+from .layout import Layout, input_array, next_extent
+from .rows import RowBuffer, Span
 from .store import Store, whole
-from .turn import RowPacker, Turn, find_turn, likeness
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 STEP = 256
 """Rows by which packed buffers grow, as mlx-lm's cache does."""
+WAITING = 32
+"""Rows of a side that may wait to be packed while single tokens come, where attention reads them as if they were."""
 _TAIL_STEP = 64  # rows by which the tail grows: it slides, and is moved to its buffer's front that often
 
 
@@ -28,10 +30,11 @@ class PackedSide(ABC):
 
     Of a sequence of n rows, the rows 0..packed-1 are held as codes (the first `sinks` of them exactly, beside their
     codes, which are never read), and the tail holds the others in full precision. With rollback the tail reaches back
-    over rows that are packed as well, as far as taking back tokens may have to unpack them. The last packed rows of an
-    only sequence may be staged (turn.py): attention reads them there, and whatever else looks at the buffers has them
-    written behind the others first.
+    over rows that are packed as well, as far as taking back tokens may have to unpack them.
     """
+
+    may_wait: bool = False
+    """Whether attention can read rows of the tail as if they were packed."""
 
     def __init__(self, sinks: int) -> None:
         """Make an empty side that holds the first `sinks` rows exactly."""
@@ -39,8 +42,6 @@ class PackedSide(ABC):
         self.codes = RowBuffer(STEP)
         self.exact = RowBuffer(max(sinks, 1))
         self.tail = RowBuffer(_TAIL_STEP)
-        self.staged: list[mx.array] = []  # for each of `coded`
-        self.staged_rows = 0
 
     @abstractmethod
     def scales(self) -> dict[str, tuple[RowBuffer, int]]:
@@ -59,25 +60,8 @@ class PackedSide(ABC):
     def unpack(self) -> Float[mx.array, "batch heads rows dim"]:
         """Return all packed rows in the model's dtype."""
 
-    @property
-    @abstractmethod
-    def row_packer(self) -> RowPacker | None:
-        """What packs rows each on its own, equal and of one hash for sides that pack alike; None where rows share."""
-
-    @property
-    def packed_rows(self) -> int:
-        """Rows packed of the only sequence, the staged ones among them."""
-        return self.codes.ends[0] - self.codes.begins[0] + self.staged_rows
-
-    @property
-    def signature(self) -> tuple[object, ...]:
-        """Everything that is not in the arrays themselves: sides with the same one are packed and read alike."""
-        buffers = [*[buffer for buffer, _ in self.coded()], self.exact, self.tail]
-        return self.staged_rows, self.sinks, *[buffer.signature for buffer in buffers]
-
     def buffers(self) -> dict[str, RowBuffer]:
-        """The buffers by name, with no rows left staged beside them."""
-        self.write_staged()
+        """The buffers by name."""
         scales = {name: buffer for name, (buffer, _) in self.scales().items()}
         return {"codes": self.codes, **scales, "exact": self.exact, "tail": self.tail}
 
@@ -103,7 +87,6 @@ class PackedSide(ABC):
             floor: first row that the tail must keep.
             waits: sequences that are to stay as they are.
         """
-        self.write_staged()
         done = self.codes.lengths
         tail_begins = [n - length for n, length in zip(rows, self.tail.lengths, strict=True)]
         due = [0 if wait else max(new - old, 0) for old, new, wait in zip(done, packed, waits, strict=True)]
@@ -116,7 +99,6 @@ class PackedSide(ABC):
 
     def truncate(self, counts: Sequence[int], packed: Sequence[int]) -> None:
         """Drop the newest counts[b] rows, and the codes from packed[b] on, whose rows the tail still holds."""
-        self.write_staged()
         self.tail.drop_back(counts)
         left = [(buffer, [n // shared for n in packed]) for buffer, shared in self.coded()]
         for buffer, rows in [*left, (self.exact, [min(n, self.sinks) for n in packed])]:
@@ -124,7 +106,6 @@ class PackedSide(ABC):
 
     def dense(self, rows: Sequence[int]) -> Float[mx.array, "batch heads rows dim"]:
         """Return all rows in the model's dtype, each sequence from its row 0: [batch, heads, max(rows), dim]."""
-        self.write_staged()
         packed, exact, tail = self.codes.lengths, self.exact.lengths, self.tail.lengths
         if not any(packed):
             return self.tail.view()
@@ -144,13 +125,6 @@ class PackedSide(ABC):
         places = mx.where(j < mx.array(packed)[:, None], in_codes, in_tail)
         return _take(source, mx.where(j < mx.array(exact)[:, None], j, places))
 
-    def write_staged(self) -> None:
-        """Write the staged rows behind the other packed ones."""
-        if self.staged_rows:
-            for (buffer, _), rows in zip(self.coded(), self.staged, strict=True):
-                buffer.append(rows, [(0, self.staged_rows)])
-            self.staged, self.staged_rows = [], 0
-
     def coded(self) -> list[tuple[RowBuffer, int]]:
         """The buffers of what `pack` returns, and how many rows share a row of each."""
         return [(self.codes, 1), *self.scales().values()]
@@ -169,10 +143,12 @@ Side = TypeVar("Side", bound=PackedSide)
 
 
 class PackedStore(Store, Generic[Side]):
-    """A store of two packed sides; a method's store says how many rows are packed, and how."""
+    """A store of two packed sides; a method's store says how many rows are packed, and how.
 
-    config: Any
-    """The options, hashable: stores of equal ones in the same state take the same turn."""
+    While single tokens come, rows that have become due may wait: `packed` of the rows before the newest token says
+    which count as packed. A token then costs the host two writes to the tails, and a layout that differs from the last
+    one by a row.
+    """
 
     def __init__(self, keys: Side, values: Side, rollback: int, defer: bool) -> None:
         """Make an empty store.
@@ -189,11 +165,21 @@ class PackedStore(Store, Generic[Side]):
         self._rows: list[int] = []
         self._most: list[int] = []  # rows that each sequence has had at most: `truncate` reaches back from there
         self._in_prompt: list[bool] = []  # whether each sequence's newest tokens came as a prompt
-        self._turn: Turn | None = None  # the newest token's, while nothing else has touched the store since
+        self._token: tuple[object, ...] = ()  # what the newest token was like
+        self._tokens_left = 0  # tokens like it that may come before anything is packed
+        self._counted: Sequence[int] | None = None  # rows before the newest token, while those that it made due wait
+        self._layout: Layout | None = None  # without the tails
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies find their layout out anew: formats are compared by identity."""
+        return {**self.__dict__, "_layout": None}
 
     @abstractmethod
-    def describe(self) -> tuple[Format, Extent] | None:
-        """Return what a layout says beside the arrays; None if nothing is packed yet, or only `dense` can be read."""
+    def describe(self) -> Layout | None:
+        """Return the layout without the arrays of the tails, its last two; its numbers hold until something is packed.
+
+        None if nothing is packed yet, or only `dense` can be read.
+        """
 
     @abstractmethod
     def check(self, key_dim: int, value_dim: int) -> None:
@@ -216,8 +202,8 @@ class PackedStore(Store, Generic[Side]):
     ) -> None:
         """Append a chunk in full precision, after packing what the rows before it had made due."""
         spans = whole(keys) if spans is None else spans
-        if spans == ONE_TOKEN and self._take_turn(keys, values):
-            return
+        if self._tokens_left and (keys.shape, values.shape, spans) == self._token:
+            return self._append_token(keys, values, spans)
         self.check(keys.shape[3], values.shape[3])
         for side, rows in ((self.keys, keys), (self.values, values)):
             side.refuse_others(rows.shape[1], rows.shape[3])
@@ -226,56 +212,86 @@ class PackedStore(Store, Generic[Side]):
         self.settle()
         self.keys.append(keys, spans)
         self.values.append(values, spans)
-        self._rows = [n + last - first for n, (first, last) in zip(self._rows, spans, strict=True)]
-        self._most = [max(n, m) for n, m in zip(self._rows, self._most, strict=True)]
         counts = [last - first for first, last in spans]
+        self._count(counts)
         drafted = 1 + self._rollback  # as many at a time may be a draft that is being verified
         self._in_prompt = [n > drafted if n else before for n, before in zip(counts, self._in_prompt, strict=True)]
+        if keys.shape[2] == 1 and all(counts):
+            self._token, self._tokens_left = (keys.shape, values.shape, spans), self._tokens_until_packing()
+        return None
 
-    def _take_turn(self, keys: mx.array, values: mx.array) -> bool:
-        """Settle, and append a token of the only sequence; False if that is more than a turn, or spares no launch."""
-        previous, self._turn = self._turn, None  # a turn that fails leaves none to go on from
-        if len(self._rows) != 1 or self._rollback or self._in_prompt[0]:
-            return False
-        sides, rows, like = (self.keys, self.values), (keys, values), likeness(keys, values)
-        state = self._rows[0], self.keys.staged_rows, self.values.staged_rows
-        if previous and previous.after != state:
-            previous = None
-        turn = previous.following if previous else None
-        if turn is None or turn.like != like:
-            dues = [self.packed(side, self._rows)[0] - side.packed_rows for side in sides]
-            turn = find_turn(sides, dues, rows, state, like, (type(self), self.config))
-            if turn is None:
-                return False
-            if previous:
-                previous.following = turn
-        turn.take(sides, rows)
-        self._turn = turn
-        self._rows, self._most = [turn.after[0]], [turn.after[0]]  # nothing has been taken back, without rollback
-        return True
+    def _append_token(self, keys: mx.array, values: mx.array, spans: Sequence[Span]) -> None:
+        """Append a token of each sequence like the one before; what it makes due waits, as far as it may."""
+        self._tokens_left -= 1
+        if not self.rows_wait:
+            self._layout = None  # from here on it says of rows that wait that they are packed
+        self._counted = self._rows
+        self.keys.tail.append(keys, spans)
+        self.values.tail.append(values, spans)
+        self._count([1] * len(spans))
+        if self._layout is not None:
+            format, arrays, extent, dense, basis = self._layout
+            self._layout = Layout(format, arrays, next_extent(extent), dense, basis)
 
-    def described(self) -> tuple[Format, Extent] | None:
-        """Return `describe()`, worked out once for all stores that have taken the same turn."""
-        turn = self._turn
-        if turn is None:
-            return self.describe()
-        if turn.described is None:
-            turn.described = self.describe()
-        return turn.described
+    def _count(self, counts: Sequence[int]) -> None:
+        self._rows = [n + count for n, count in zip(self._rows, counts, strict=True)]
+        self._most = [max(n, m) for n, m in zip(self._rows, self._most, strict=True)]
+
+    def _tokens_until_packing(self) -> int:
+        """Return how many tokens may come before rows are to be packed, or a tail is to be moved."""
+        sides = self.keys, self.values
+
+        def overdue(tokens: int) -> bool:
+            rows = [n + tokens for n in self._rows]
+            return any(
+                packed - done > (WAITING if side.may_wait else 0)
+                for side in sides
+                for packed, done in zip(self.packed(side, rows), side.codes.lengths, strict=True)
+            )
+
+        room = min(min(side.tail.room) for side in sides)
+        return min(room, bisect_right(range(WAITING), False, key=overdue))
+
+    @property
+    def rows_wait(self) -> bool:
+        """Whether rows of the tails may count as packed: those that were due before the newest token."""
+        return self._counted is not None
+
+    def layout(self) -> Layout | None:
+        """Describe the packed rows for attention that reads them as they are."""
+        if self._layout is None:
+            self._layout = self.describe()
+        if self._layout is None:
+            return None
+        format, arrays, extent, dense, basis = self._layout
+        tails = [input_array(side.tail.data, format.dtype) for side in (self.keys, self.values)]
+        return Layout(format, (*arrays, *tails), extent, dense, basis)
 
     def settle(self) -> None:
         """Pack the rows that are due; with `defer`, not before the prompt has ended."""
-        self._turn = None
+        self._settle(self._rows)
+
+    def _settle(self, rows: Sequence[int]) -> None:
+        """Pack what is due in sequences of so many rows."""
+        self._forget()
         waits = [self.defer and in_prompt for in_prompt in self._in_prompt]
-        lowest = [n - self._rollback for n in self._most] if self._rollback else self._most
+        lowest = [n - self._rollback for n in self._most]
         for side in (self.keys, self.values):
-            packed = self.packed(side, self._rows)
-            floor = packed if lowest == self._rows else self.packed(side, lowest)
+            packed = self.packed(side, rows)
+            floor = [min(pair) for pair in zip(packed, self.packed(side, lowest), strict=True)]
             side.settle(self._rows, packed, floor, waits)
+
+    def _pack_waiting(self) -> None:
+        """Pack what counts as packed, for whoever looks at the buffers or changes them."""
+        self._settle(self._counted) if self._counted is not None else self._forget()
+
+    def _forget(self) -> None:
+        """Forget what `append` and `layout` know from the token before."""
+        self._tokens_left, self._counted, self._layout = 0, None, None
 
     def dense(self) -> tuple[mx.array, mx.array]:
         """Return keys and values in the model's dtype."""
-        self._turn = None
+        self._pack_waiting()
         return self.keys.dense(self._rows), self.values.dense(self._rows)
 
     def take(self, indices: Int[mx.array, "batch kv_heads kept"], counts: Sequence[int]) -> None:
@@ -289,7 +305,7 @@ class PackedStore(Store, Generic[Side]):
 
     def truncate(self, rows: int) -> None:
         """Drop the newest rows; the codes of rows that would not have been packed without them go too."""
-        self._turn = None
+        self._pack_waiting()
         counts = [min(rows, n) for n in self._rows]
         self._rows = [n - count for n, count in zip(self._rows, counts, strict=True)]
         for side in (self.keys, self.values):
@@ -300,8 +316,8 @@ class PackedStore(Store, Generic[Side]):
         return all(most - max(n - rows, 0) <= self._rollback for n, most in zip(self._rows, self._most, strict=True))
 
     def buffers(self) -> dict[str, RowBuffer]:
-        """All buffers."""
-        self._turn = None
+        """All buffers, in which nothing waits to be packed."""
+        self._pack_waiting()
         sides = (("keys", self.keys), ("values", self.values))
         return {f"{side}_{name}": buffer for side, rows in sides for name, buffer in rows.buffers().items()}
 
@@ -331,6 +347,7 @@ class PackedStore(Store, Generic[Side]):
 
     def load(self, arrays: Mapping[str, mx.array], places: Mapping[str, Any]) -> None:
         """Take over another store's arrays and places."""
+        self._forget()
         super().load(arrays, places)
         self._rows, self._most, self._in_prompt = places["rows"], places["most"], places["in_prompt"]
 

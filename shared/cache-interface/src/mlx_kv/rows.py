@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -46,10 +46,9 @@ class RowBuffer:
         return [end - begin for begin, end in zip(self.begins, self.ends, strict=True)]
 
     @property
-    def signature(self) -> tuple[object, ...]:
-        """Where the sequences stand, and in what array: everything but the rows themselves."""
-        form = None if self.data is None else (self.data.shape, self.data.dtype)
-        return form, tuple(self.begins), tuple(self.ends), tuple(self.limits)
+    def room(self) -> list[int]:
+        """Rows for which each sequence has room."""
+        return [limit - end for limit, end in zip(self.limits, self.ends, strict=True)]
 
     def append(self, rows: Shaped[mx.array, "batch heads chunk width"], spans: Sequence[Span]) -> None:
         """Append the rows spans[b][0]..spans[b][1]-1 of each sequence b of a chunk."""
@@ -99,16 +98,6 @@ class RowBuffer:
     def advance(self, counts: Sequence[int]) -> None:
         """Count counts[b] more rows as held, which have been written where `reserve` made room."""
         self.ends = [end + n for end, n in zip(self.ends, counts, strict=True)]
-
-    def at_front(self) -> mx.array:
-        """Return the array of the only sequence, made anew if that does not begin at its front or is full."""
-        if self.data is None or self.begins[0] or self.ends[0] == self.limits[0]:
-            self._rebuild(self._rooms([1]))
-        return cast("mx.array", self.data)
-
-    def restart(self, data: Shaped[mx.array, "1 heads room width"], length: int) -> None:
-        """Hold the first `length` rows of an array, as the only sequence's."""
-        self.data, self.begins, self.ends, self.limits = data, [0], [length], [data.shape[2]]
 
     def view(self) -> Shaped[mx.array, "batch heads rows width"]:
         """Return every sequence from its first row on; what lies beyond a sequence's own length has no meaning."""

@@ -28,6 +28,7 @@ class Kernel:
         output_names: the outputs, in the order of the call.
         template: the names of the compile-time parameters (int, bool or dtype), in order.
         ensure_row_contiguous: False hands strided inputs over as they are; the body then uses `<input>_strides`.
+        helpers: the names of `.metal` files beside it, without bodies, whose text stands before the kernel's.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Kernel:
     output_names: tuple[str, ...]
     template: tuple[str, ...] = ()
     ensure_row_contiguous: bool = True
+    helpers: tuple[str, ...] = ()
 
     @property
     def filename(self) -> str:
@@ -44,8 +46,8 @@ class Kernel:
 
     @property
     def text(self) -> str:
-        """The `.metal` file."""
-        return source.read(self.package, f"kernels/{self.filename}")
+        """The `.metal` files' text."""
+        return source.joined(self.package, (*self.helpers, self.name))
 
     def __call__(
         self,

@@ -36,15 +36,3 @@ def gather_rows(
 ) -> Shaped[mx.array, "batch kv_heads k width"]:
     """The rows that `indices` names, in its order."""
     return mx.take_along_axis(rows, indices[..., None], axis=2)
-
-
-def put_row(
-    buffer: Shaped[mx.array, "1 kv_heads rows width"],
-    row: Shaped[mx.array, "1 kv_heads 1 width"],
-    shift: Int[mx.array, ""],
-    place: Int[mx.array, ""],
-) -> Shaped[mx.array, "1 kv_heads rows width"]:
-    """The buffer without its first `shift` rows, the last one repeated instead, and with `row` at `place`."""
-    rows = mx.arange(buffer.shape[2])
-    moved = mx.take(buffer, mx.minimum(rows + shift, buffer.shape[2] - 1), axis=2)
-    return mx.where((rows == place)[:, None], row, moved)

@@ -10,7 +10,6 @@ from .accumulate import Noise, Step, accumulate_scores
 from .backend import Backend
 from .numbers import join_numbers
 from .pooling import POOLINGS, Pooling, pool_scores
-from .put import Put, put_rows
 from .rows import gather_rows, topk_rows
 from .selftest import Case
 from .window import window_scores
@@ -26,10 +25,6 @@ def cases() -> list[Case]:
             Case("gather_rows", f"{str(dtype).removeprefix('mlx.core.')}, width {width}", _gather(dtype, width))
             for dtype in (mx.float32, mx.float16, mx.bfloat16, mx.uint32, mx.uint8)
             for width in (128, 81)
-        ),
-        *(
-            Case("put_rows", f"{str(dtype).removeprefix('mlx.core.')}, 1 to 6 buffers", _put(dtype))
-            for dtype in (mx.float32, mx.float16, mx.bfloat16)
         ),
         *(Case("join_numbers", f"{count} numbers", _join(count)) for count in (2, 29)),
         *(
@@ -76,23 +71,6 @@ def _join(count: int) -> Callable[[Backend], None]:
         _expect_equal(join_numbers(values, mx.int32, backend), mx.array(values, mx.int32))
 
     return run
-
-
-def _put(dtype: mx.Dtype) -> Callable[[Backend], None]:
-    def run(backend: Backend) -> None:
-        for count in range(1, 7):
-            puts = [
-                Put(_whole((1, 3, 65, width), 2 * i, of), _whole((1, 3, 1, width), 2 * i + 1, of), 7 * i, i % 3)
-                for i, (width, of) in enumerate([(128, dtype), (8, mx.uint32), (3, dtype)] * 2)
-            ][:count]
-            for got, expected in zip(put_rows(puts, backend=backend), put_rows(puts, backend="reference"), strict=True):
-                _expect_equal(got, expected)
-
-    return run
-
-
-def _whole(shape: tuple[int, ...], seed: int, dtype: mx.Dtype) -> mx.array:
-    return mx.random.randint(0, 250, shape, key=mx.random.key(seed)).astype(dtype)
 
 
 def _window(dtype: mx.Dtype, dim: int, biased: bool = False) -> Callable[[Backend], None]:

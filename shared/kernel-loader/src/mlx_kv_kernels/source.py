@@ -6,6 +6,7 @@ signature. `#line` directives keep the file's own name and line numbers in every
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -17,6 +18,12 @@ BODY_MARKER = "// --- body ---"
 def read(package: str, resource: str) -> str:
     """The text of a file that an installed package carries."""
     return files(package).joinpath(resource).read_text(encoding="utf-8")
+
+
+def joined(package: str, names: Sequence[str]) -> str:
+    """The text of a kernel, the last of these files, behind that of its helpers; `#line` keeps every file's lines."""
+    texts = [(name, read(package, f"kernels/{name}.metal")) for name in names]
+    return "".join([text if len(texts) == 1 else f'#line 1 "{name}.metal"\n{text}' for name, text in texts])
 
 
 def split(text: str, filename: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 // Reads KIVI's rows for attention: exact first rows, packed rows, full-precision tail (packed.py). `place` holds for the keys,
 // then for the values: exact rows held, rows packed; first row in `exact`, in `codes`, in `scale`, and in `tail` less its row; and
 // all rows of each of the four (a kernel that asked for shapes would pass an argument more for each array); then how many of the
-// values packed last are staged (turn.py), in arrays of STAGED rows.
+// newest values are read exactly. Older ones in the tail wait to be packed (packing.py) and are read as they then will be.
 
 // In a matrix fragment codes stand as half numbers times 2^(BITS * place in the byte): the bits of a subnormal, in units of 2^-24,
 // where the hardware keeps subnormals, else the difference of two numbers above 1024. The last code stands with the others of its
@@ -81,32 +81,59 @@ template <typename T, int BITS, int GROUP, int DIM, bool SUBNORMAL> struct KiviK
     }
 };
 
+// Channels first..first+N-1 of a row as it reads once it has been quantised; every lane of a simdgroup asks for the N that follow
+// those of the lane before, and `own` are these.
+template <typename T, int BITS, int GROUP, int DIM, int N>
+METAL_FUNC void read_quantized(const device T* row, thread const RunOfNumbers<T, N>& own, int first, thread float (&x)[N]) {
+    GroupScale<T, BITS> scale;
+    if constexpr (DIM == 32 * N && GROUP % N == 0 && (GROUP / N & (GROUP / N - 1)) == 0) {  // GROUP / N lanes share a group
+        Extremes extremes;
+        for (int j = 0; j < N; j++) extremes.add(own.get(j));
+        extremes.end();
+        for (int mask = 1; mask < GROUP / N; mask *= 2) extremes.join(ushort(mask));
+        scale.set(extremes);
+        for (int j = 0; j < N; j++) x[j] = scale.read(own.get(j));
+    } else {  // few rows, so that every lane can look at all of a group
+        int group = -1;
+        for (int j = 0; j < N; j++) {
+            x[j] = 0;
+            if (first + j >= DIM) continue;
+            if ((first + j) / GROUP != group) {
+                group = (first + j) / GROUP;
+                Extremes extremes;
+                for (int c = 0; c < GROUP; c++) extremes.add(float(row[group * GROUP + c]));
+                extremes.end();
+                scale.set(extremes);
+            }
+            x[j] = scale.read(own.get(j));
+        }
+    }
+}
+
 // Values: a scale and a minimum for each GROUP channels of a row.
-template <typename T, int BITS, int GROUP, int DIM, bool SUBNORMAL> struct KiviValues : code_fragments<BITS, SUBNORMAL> {
+template <typename T, int BITS, int GROUP, int DIM, int SINKS, bool SUBNORMAL> struct KiviValues : code_fragments<BITS, SUBNORMAL> {
     static constexpr constant int WORDS = DIM * BITS / 32;
     static constexpr constant int GROUPS = DIM / GROUP;
     const device uint* codes;
     const device T* scale;
     const device T* minimum;
-    const device uint* staged_codes;
-    const device T* staged_scale;
-    const device T* staged_minimum;
-    int written_rows;                                // from here on packed rows are staged
+    int exact_from;                                  // from here on values are exact, packed or not
     exact_and_tail<T, DIM> others;
 
     template <int N> struct Row {
         bool packed;
+        const device T* waits;                       // the row, if it is one that waits to be packed
         RunOfCodes<BITS, N, WORDS> codes;
         T scale, minimum, last_scale, last_minimum;  // of the groups of the first and the last channel
         RunOfNumbers<T, N> exact;
     };
     template <int N> METAL_FUNC void load(int row, int first, thread Row<N>& r) const {
         r.packed = others.packed(row);
+        r.waits = nullptr;
         if (r.packed) {
-            const bool staged = row >= written_rows;
-            r.codes.load((staged ? staged_codes : codes) + long(row) * WORDS, first);
-            const device T* scales = (staged ? staged_scale : scale) + long(row) * GROUPS;
-            const device T* minima = (staged ? staged_minimum : minimum) + long(row) * GROUPS;
+            r.codes.load(codes + long(row) * WORDS, first);
+            const device T* scales = scale + long(row) * GROUPS;
+            const device T* minima = minimum + long(row) * GROUPS;
             const int group = metal::min(first / GROUP, GROUPS - 1), last = metal::min((first + N - 1) / GROUP, GROUPS - 1);
             r.scale = scales[group];
             r.minimum = minima[group];
@@ -114,9 +141,11 @@ template <typename T, int BITS, int GROUP, int DIM, bool SUBNORMAL> struct KiviV
             r.last_minimum = minima[last];
         } else {
             r.exact.load(others.from(row) + first, DIM - first);
+            if (row >= SINKS && row < exact_from) r.waits = others.from(row);
         }
     }
     template <int N> METAL_FUNC void read(thread const Row<N>& r, int first, thread float (&x)[N]) const {
+        if (r.waits) return read_quantized<T, BITS, GROUP, DIM>(r.waits, r.exact, first, x);
         for (int j = 0; j < N; j++) {
             const bool last = (first + j) / GROUP > first / GROUP;
             const float scale = float(last ? r.last_scale : r.scale), minimum = float(last ? r.last_minimum : r.minimum);
@@ -160,7 +189,7 @@ template <typename T, int BITS, int GROUP, int DIM, bool SUBNORMAL> struct KiviV
     keys.others.exact_rows = place[0];
     keys.others.packed_rows = place[1];
     const long value_group = (long(kv_head) * place[18] + place[14]) * VALUE_GROUPS;
-    KiviValues<T, VALUE_BITS, GROUP_SIZE, VALUE_DIM, SUBNORMAL> values;
+    KiviValues<T, VALUE_BITS, GROUP_SIZE, VALUE_DIM, SINKS, SUBNORMAL> values;
     values.codes = value_codes + (long(kv_head) * place[17] + place[13]) * VALUE_WORDS;
     values.scale = value_scale + value_group;
     values.minimum = value_minimum + value_group;
@@ -168,8 +197,4 @@ template <typename T, int BITS, int GROUP, int DIM, bool SUBNORMAL> struct KiviV
     values.others.tail = value_tail + (long(kv_head) * place[19] + place[15]) * VALUE_DIM;
     values.others.exact_rows = place[10];
     values.others.packed_rows = place[11];
-    values.written_rows = place[11] - place[20];
-    const long staged_row = long(kv_head) * STAGED - values.written_rows;
-    values.staged_codes = staged_codes + staged_row * VALUE_WORDS;
-    values.staged_scale = staged_scale + staged_row * VALUE_GROUPS;
-    values.staged_minimum = staged_minimum + staged_row * VALUE_GROUPS;
+    values.exact_from = row_count - place[20];

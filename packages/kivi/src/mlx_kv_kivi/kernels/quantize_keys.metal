@@ -1,7 +1,6 @@
 // Quantises keys per channel and packs their codes, in one pass: a group is GROUP consecutive rows of one channel.
 // A thread owns 8 rows of 8 channels, which stay in its registers; GROUP / 8 lanes of a simdgroup share the groups of these
-// channels and find their extremes by shuffles. The 8 codes of a row are BITS whole bytes. The rules for numbers that leave
-// the range of a dtype are reference.py's.
+// channels and find their extremes by shuffles. The 8 codes of a row are BITS whole bytes.
 
 template <typename T> METAL_FUNC void unpack(uint word, thread float* to) {
     to[0] = float(as_type<T>(ushort(word)));
@@ -53,17 +52,6 @@ template <> METAL_FUNC void store<float>(const thread float* from, device float*
     }
 }
 
-// The code before rounding: distance / scale as IEEE rounds it, by the inverse of the scale in two parts. The scales of half and
-// bfloat have so few bits that no quotient comes as near to a border of rounding as this errs; those of float have too many.
-template <typename T> METAL_FUNC float quotient(float distance, float, float inverse, float rest, float largest) {
-    const float q = metal::fma(distance, inverse, distance * rest);
-    return largest > 15 ? metal::min(q, largest) : q;  // a bfloat may be 1/256 too small: that is half a code of 8 bits only
-}
-template <> METAL_FUNC float quotient<half>(float distance, float, float inverse, float rest, float largest) {
-    return metal::min(metal::fma(distance, inverse, distance * rest), largest);  // subnormal scales may be far too small
-}
-template <> METAL_FUNC float quotient<float>(float distance, float scale, float, float, float) { return distance / scale; }
-
 // The codes of 8 channels, BITS bytes.
 template <int BITS> METAL_FUNC void store_codes(uint low, uint high, device uchar* to) {
     if (BITS == 2) {
@@ -78,15 +66,9 @@ template <int BITS> METAL_FUNC void store_codes(uint low, uint high, device ucha
 // --- body ---
     constexpr uint LANES = GROUP / 8;  // that share a group
     constexpr uint ITEMS = 32 / LANES;  // groups of 8 channels in a simdgroup
-    constexpr uint LARGEST_CODE = (1 << BITS) - 1;
-    constexpr float LARGEST_INVERSE = 1.0f / float(LARGEST_CODE);
-    constexpr float RANGE_LIMIT = 1.2676506002282294e30f;       // 2^100
-    constexpr float SMALLEST_SCALE = 8.271806125530277e-25f;    // 2^-80
-    constexpr float SMALLEST_NORMAL = 1.1754943508222875e-38f;  // 2^-126
-    // From 2^23 on floats are integers: adding it rounds half to even and puts the code into the last bits. What stands above
-    // them is taken off beforehand from the sum of 8 codes in their places (4 codes a word, if they have 8 bits).
-    constexpr float TWO_23 = 8388608.0f;
-    constexpr uint ABOVE = 0x4b000000u * (BITS == 2 ? 0x5555u : BITS == 3 ? 0x249249u : BITS == 4 ? 0x11111111u : 0x01010101u);
+    // What stands above a code is taken off beforehand from the sum of 8 codes in their places (4 codes a word, if they have 8 bits).
+    constexpr uint ABOVE =
+        GroupScale<T, BITS>::ABOVE * (BITS == 2 ? 0x5555u : BITS == 3 ? 0x249249u : BITS == 4 ? 0x11111111u : 0x01010101u);
 
     const uint heads = x_shape[1], rows = x_shape[2], chunks = uint(x_shape[3]) / 8, groups = rows / GROUP;
     const uint sequence = threadgroup_position_in_grid.z, head = threadgroup_position_in_grid.y;
@@ -103,40 +85,24 @@ template <int BITS> METAL_FUNC void store_codes(uint low, uint high, device ucha
                 LANES * x_strides[2], x_strides[3], tile);
     }
 
-    const float largest_rest = metal::fma(-LARGEST_INVERSE, float(LARGEST_CODE), 1.0f) * LARGEST_INVERSE;
     T scales[8], minima[8];
     uint packed[8][2];
 #pragma unroll
     for (uint r = 0; r < 8; r++) packed[r][0] = packed[r][1] = 0u - ABOVE;
 #pragma unroll
     for (uint c = 0; c < 8; c++) {
-        float low = INFINITY, high = -INFINITY, poison = 0;
+        Extremes extremes;
+#pragma unroll
+        for (uint r = 0; r < 8; r++) extremes.add(tile[r][c]);
+        extremes.end();
+        for (uint mask = ITEMS; mask < 32; mask *= 2) extremes.join(ushort(mask));
+        GroupScale<T, BITS> own;
+        own.set(extremes);
+        scales[c] = own.scale;
+        minima[c] = own.minimum;
 #pragma unroll
         for (uint r = 0; r < 8; r++) {
-            low = metal::min(low, tile[r][c]);
-            high = metal::max(high, tile[r][c]);
-            poison = metal::fma(tile[r][c], 0.0f, poison);  // NaN from a NaN or an infinity on
-        }
-        high = poison == 0 ? high : INFINITY;  // min and max pass a NaN over
-        for (uint mask = ITEMS; mask < 32; mask *= 2) {
-            low = metal::min(low, simd_shuffle_xor(low, ushort(mask)));
-            high = metal::max(high, simd_shuffle_xor(high, ushort(mask)));
-        }
-        const float range = high - low;
-        const bool finite = range < RANGE_LIMIT;
-        const T step = T(metal::fma(range, LARGEST_INVERSE, range * largest_rest));
-        scales[c] = finite && float(step) >= SMALLEST_SCALE ? step : T(1.0f);
-        minima[c] = T(!finite ? NAN : metal::fabs(low) < SMALLEST_NORMAL ? 0.0f : low);
-        if (!finite) {
-#pragma unroll
-            for (uint r = 0; r < 8; r++) tile[r][c] = 0;
-        }
-        const float divisor = float(scales[c]), origin = finite ? float(minima[c]) : 0.0f;
-        const float inverse = 1.0f / divisor, rest = metal::fma(-inverse, divisor, 1.0f) * inverse;
-#pragma unroll
-        for (uint r = 0; r < 8; r++) {
-            const float code = quotient<T>(tile[r][c] - origin, divisor, inverse, rest, float(LARGEST_CODE));
-            packed[r][BITS * c / 32] += as_type<uint>(code + TWO_23) << (BITS * c % 32);
+            packed[r][BITS * c / 32] += own.code_above(tile[r][c]) << (BITS * c % 32);
         }
     }
 

@@ -1,7 +1,6 @@
 // Reads RVQ's rows for attention, in the rotated basis: encoded rows as they are, exact first rows and the full-precision tail by
 // rotating them. `place` holds for the keys, then for the values: exact rows held, rows packed; first row in `exact`, in `codes`, in
-// `norm` and in `mean`, and in `tail` less its row; all rows of each of the five; and how many of the rows packed last are staged
-// (turn.py), in arrays of STAGED rows. Of values the means stand for nothing.
+// `norm` and in `mean`, and in `tail` less its row; and all rows of each of the five. Of values the means stand for nothing.
 
 // Not a condition, of which a compiler could make a branch with shuffles on both sides.
 METAL_FUNC float minus_one_if(uint bit) { return as_type<float>(0x3f800000u | bit << 31); }
@@ -53,15 +52,13 @@ template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER, bool 
     static constexpr constant int LEVELS = 1 << BITS, STREAM = (DIM * BITS + 31) / 32, WORDS = STAGES * STREAM, BLOCK = 128;
     const device uint* codes;
     const device bfloat* norm;
-    const device uint* staged_codes;
-    const device bfloat* staged_norm;
     const device T* mean;
     const device T* exact;
     const device T* tail;
     const device uint* flips;
     const device uint* hadamard;
     const device float* levels;
-    int exact_rows, packed_rows, written_rows;       // packed ones from `written_rows` on are staged
+    int exact_rows, packed_rows;
     float step, ratio_of_bits, lowest;  // of two bits: what the lower one adds, what half the upper one adds beside it, and code 0
 
     template <int N> struct Row {
@@ -75,11 +72,10 @@ template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER, bool 
         r.packed = row >= exact_rows && row < packed_rows;
         r.rotated = (row < exact_rows ? exact : tail) + long(row) * DIM;
         if (r.packed) {
-            const bool staged = row >= written_rows;
-            const device uint* own = (staged ? staged_codes : codes) + long(row) * WORDS;
+            const device uint* own = codes + long(row) * WORDS;
             #pragma unroll
             for (int stage = 0; stage < STAGES; stage++) r.codes[stage].load(own + stage * STREAM, first);
-            r.norm = (staged ? staged_norm : norm)[row];
+            r.norm = norm[row];
             if constexpr (CENTER) r.mean.load(mean + long(row / BLOCK) * DIM + first, DIM - first);
         } else {
             if constexpr (ODD == 1) r.others.load(r.rotated + first, DIM - first);
@@ -150,11 +146,10 @@ template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER, bool 
         s.lowest = lowest;
     }
 };
-template <int DIM, int STAGED, typename Rows, typename T>
+template <int DIM, typename Rows, typename T>
 METAL_FUNC void place_rows(
     thread Rows& rows, const device int* place, long kv_head, const device uint* codes, const device bfloat* norm,
-    const device T* mean, const device T* exact, const device T* tail, const device uint* staged_codes,
-    const device bfloat* staged_norm, const device float* levels) {
+    const device T* mean, const device T* exact, const device T* tail, const device float* levels) {
     rows.exact_rows = place[0];
     rows.packed_rows = place[1];
     rows.exact = exact + (kv_head * place[7] + place[2]) * DIM;
@@ -162,9 +157,6 @@ METAL_FUNC void place_rows(
     rows.norm = norm + kv_head * place[9] + place[4];
     rows.mean = mean + (kv_head * place[10] + place[5]) * DIM;
     rows.tail = tail + (kv_head * place[11] + place[6]) * DIM;
-    rows.written_rows = place[1] - place[12];
-    rows.staged_codes = staged_codes + (kv_head * STAGED - rows.written_rows) * Rows::WORDS;
-    rows.staged_norm = staged_norm + kv_head * STAGED - rows.written_rows;
     rows.levels = levels;
     rows.step = Rows::PLANES == 2 ? levels[1] - levels[0] : 1.0f;
     rows.ratio_of_bits = Rows::PLANES == 2 ? (levels[2] - levels[0]) / (2 * rows.step) : 1.0f;
@@ -174,11 +166,9 @@ METAL_FUNC void place_rows(
     RvqRows<T, KEY_DIM, KEY_ODD, CODE_BITS_OF_KEYS, STAGES, CENTER, SUBNORMAL> keys;
     keys.flips = key_flips;
     keys.hadamard = key_hadamard;
-    place_rows<KEY_DIM, STAGED>(
-        keys, place, kv_head, key_codes, key_norm, key_mean, key_exact, key_tail, key_staged_codes, key_staged_norm, key_levels);
+    place_rows<KEY_DIM>(keys, place, kv_head, key_codes, key_norm, key_mean, key_exact, key_tail, key_levels);
     RvqRows<T, VALUE_DIM, VALUE_ODD, CODE_BITS_OF_VALUES, STAGES, false, SUBNORMAL> values;
     values.flips = value_flips;
     values.hadamard = value_hadamard;
-    place_rows<VALUE_DIM, STAGED>(
-        values, place + 13, kv_head, value_codes, value_norm, value_mean, value_exact, value_tail, value_staged_codes,
-        value_staged_norm, value_levels);
+    place_rows<VALUE_DIM>(
+        values, place + 12, kv_head, value_codes, value_norm, value_mean, value_exact, value_tail, value_levels);

@@ -49,15 +49,15 @@ def surviving_mutants(kernel: Kernel, mutants: Sequence[Mutant], check: Callable
 @contextmanager
 def mutated(kernel: Kernel, mutant: Mutant) -> Generator[None]:
     """While the block runs, the kernel has the mutant's text."""
-    text = kernel.text
-    if text.count(mutant.old) != 1 or mutant.old == mutant.new:
-        raise ValueError(
-            f"[{kernel.name}] expected once in the text, got {text.count(mutant.old)} times: {mutant.old!r}"
-        )
-    resource, original = (kernel.package, f"kernels/{kernel.filename}"), source.read
+    names = [f"kernels/{name}" for name in (kernel.filename, *[f"{helper}.metal" for helper in kernel.helpers])]
+    texts, original = {name: source.read(kernel.package, name) for name in names}, source.read
+    count = sum(text.count(mutant.old) for text in texts.values())
+    if count != 1 or mutant.old == mutant.new:
+        raise ValueError(f"[{kernel.name}] expected once in the text, got {count} times: {mutant.old!r}")
 
     def read(package: str, name: str) -> str:
-        return text.replace(mutant.old, mutant.new) if (package, name) == resource else original(package, name)
+        own = package == kernel.package and name in texts
+        return texts[name].replace(mutant.old, mutant.new) if own else original(package, name)
 
     forget_launches()
     try:
