@@ -8,7 +8,7 @@ replaced by the time that reading KIVI's bytes takes at copy bandwidth: no cache
 steps after a prompt that SnapKV has cut and, beside the fp16 steps of the same run, steps of other methods: those that
 hold every row at each length, those that hold a fixed number of rows after one prompt. `host_milliseconds` are steps
 over few rows of a model of as many layers with next to no weights: the time that the host takes for a step, which no
-cache can undercut. Figures are medians; the first 32 steps of a cache, in which CUDA's graphs are made, do not count.
+cache can undercut. Figures are medians; the first 16 steps of a round, in which CUDA's graphs are made, do not count.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FIXED_ROWS = [
     "pyramidkv(budget=256)+rvq",
     "h2o(heavy=128, recent=128)+rvq(center=False)",
 ]
-WARM_UP, ROUNDS, ROUNDS_OF_A_CASE = 32, 9, 3
+WARM_UP, ROUNDS = 16, 9
 LLAMA_8B = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -147,11 +147,11 @@ def measure(model, rows, bandwidth, steps):
     held = dict(caches(model, rows))
     result = {"rows": rows, "bytes_held": {name: sum(one.nbytes for one in cache) for name, cache in held.items()}}
     rounds = []
-    for _ in range(ROUNDS_OF_A_CASE):
+    for _ in range(ROUNDS):
         rounds.append({})
         for name, cache in list(held.items()):
             try:
-                rounds[-1][name] = milliseconds_per_step(model, cache, steps // ROUNDS_OF_A_CASE)
+                rounds[-1][name] = milliseconds_per_step(model, cache, steps // 3)
             except RuntimeError as error:
                 if name != "mlx_lm_4_bit":
                     raise
