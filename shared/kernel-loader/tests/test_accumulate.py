@@ -156,7 +156,7 @@ MUTANTS = [
     Mutant("metal::isnan(score) ? -INFINITY : score", "score"),
     Mutant("for (uint s = 1; s < SIMDGROUPS; s++)", "for (uint s = 1; s < SIMDGROUPS - 1; s++)"),
     Mutant("out_positions[own + lowest.row] = position;", ""),
-    Mutant("params[at + 2] - params[at];", "params[at + 1];"),
+    Mutant("rooms[at + 2] - rooms[at];", "rooms[at + 1];"),
 ]
 
 

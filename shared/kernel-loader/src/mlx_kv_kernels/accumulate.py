@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ACCUMULATE_SCORES = Kernel(
     "accumulate_scores",
     "mlx_kv_kernels",
-    ("logits", "scores", "positions", "sinks", "factors", "seeds", "params"),
+    ("logits", "scores", "positions", "sinks", "factors", "seeds", "rooms", "tokens"),
     ("out_scores", "out_positions", "dropped"),
     template=("GROUP", "NOISE", "THREADS"),
 )
@@ -126,17 +126,17 @@ def accumulate_held(
         sums, places, dropped = reference.accumulate_scores(*of_rows, steps, sinks, noise)
         return mx.expand_dims(sums, (0, 3)), mx.expand_dims(places, (0, 3)), dropped
     seed, layer, scale = noise or _NO_NOISE
-    own = [n for s in steps for n in (s.begin, s.rows, s.limit, s.position, s.window, s.drops)]
     new_scores, new_positions, dropped = _launch(logits.shape, scores.shape, noise is not None, backend)(
         [
             logits,
             scores,
             positions,
             numbers((-float("inf"),) * logits.shape[1], mx.float32) if sinks is None else sinks.astype(mx.float32),
-            # Apart from each other: what changes with every step is the same in every layer, and made once for all.
+            # Apart from each other: what is the same at every step, or in every layer, is made once for all.
             new_numbers((scale, *[step.temperature for step in steps]), mx.float32),
             numbers((seed - (1 << 32) if seed >= 1 << 31 else seed, layer), mx.int32),
-            new_numbers(tuple(own), mx.int32),
+            new_numbers(tuple([n for s in steps for n in (s.begin, s.rows, s.limit, int(s.drops))]), mx.int32),
+            new_numbers(tuple([n for s in steps for n in (s.position, s.window)]), mx.int32),
         ]
     )
     return new_scores, new_positions, dropped
@@ -155,7 +155,8 @@ def _launch(logits: tuple[int, ...], scores: tuple[int, ...], noisy: bool, backe
             (mx.float32, (query_heads,)),
             (mx.float32, (1 + batch,)),
             (mx.int32, (2,)),
-            (mx.int32, (6 * batch,)),
+            (mx.int32, (4 * batch,)),
+            (mx.int32, (2 * batch,)),
         ],
         template={"GROUP": query_heads // kv_heads, "NOISE": noisy, "THREADS": threads},
         grid=(batch * kv_heads * threads, 1, 1),

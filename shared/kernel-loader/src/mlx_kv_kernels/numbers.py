@@ -15,6 +15,7 @@ from .launch import Launch, launches
 
 _LAUNCHED = 32  # numbers that one launch joins: Metal takes 31 arrays
 _MOST = 2 * _LAUNCHED  # numbers that are joined: those of large batches would take more launches than they spare
+_IN_THE_POOL = 2  # numbers of 4 bytes that lie where the device reads them from the start: see `join_numbers`
 
 Values = tuple[int | float, ...]
 
@@ -44,7 +45,7 @@ def _new_numbers(values: Values, dtype: mx.Dtype, thread: int) -> mx.array:
 
 
 def _made(values: Values, dtype: mx.Dtype) -> mx.array:
-    if mx.default_device() != mx.gpu or not mx.cuda.is_available():
+    if len(values) <= _IN_THE_POOL or mx.default_device() != mx.gpu or not mx.cuda.is_available():
         return mx.array(values, dtype)
     if not 0 < len(values) <= _MOST:
         # MLX leaves an array made from Python in the host's memory, which a CUDA device reads over the bus, every

@@ -55,10 +55,10 @@ METAL_FUNC float gumbel(uint hash, uint position) {
     const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
     const uint head = threadgroup_position_in_grid.x, kv_heads = scores_shape[1], total = scores_shape[2];
     const uint sequence = head / kv_heads, kv_head = head % kv_heads, logit_rows = logits_shape[3];
-    const uint at = 6 * sequence;
-    const uint begin = params[at], rows = params[at + 1], room = params[at + 2] - params[at];
-    const int position = params[at + 3], window = params[at + 4];
-    const bool drops = params[at + 5] != 0;
+    const uint at = 4 * sequence;
+    const uint begin = rooms[at], rows = rooms[at + 1], room = rooms[at + 2] - rooms[at];
+    const bool drops = rooms[at + 3] != 0;
+    const int position = tokens[2 * sequence], window = tokens[2 * sequence + 1];
     const float factor = LOG2E / factors[1 + sequence];
     const ulong own_logits = ulong(head) * GROUP * logit_rows, own = ulong(kv_head) * total + begin;
 
