@@ -10,7 +10,7 @@ import mlx.core as mx
 
 SIMDGROUPS = 4  # of a threadgroup; each walks rows of its own
 _ROWS = 4  # rows outside the tiles for a simdgroup, while there are threadgroups to spare
-_LONG = 16  # a row on its own takes about as long as this many rows in tiles
+_LONG = 24  # a row on its own takes about as long as this many rows in tiles
 _CORES_OF_A_SMALL_DEVICE = 32
 _MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 

@@ -10,7 +10,8 @@
     threadgroup uint4 folds[SIMDGROUPS * 4 * Shape::FOLD_STRIDE];
     threadgroup float units[GROUP];
     threadgroup float maxima[GROUP * SIMDGROUPS], sums[GROUP * SIMDGROUPS];
-    threadgroup float weighed[SIMDGROUPS * 32 * VC];
+    constexpr int OF_HEAD = SIMDGROUPS * 32 * VC, HEADS = smaller(GROUP, at_least_one(4096 / OF_HEAD));
+    threadgroup float weighed[HEADS * OF_HEAD];      // of as many heads as 16 KB hold
 
     const int thread_index = thread_position_in_threadgroup.x, lane = thread_index_in_simdgroup;
     const int simdgroup = simdgroup_index_in_threadgroup;
@@ -67,24 +68,32 @@
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    #pragma unroll 1
-    for (int h = 0; h < GROUP; h++) {                // not unrolled: code that runs once is read from memory as rows are
-        const float3 weight = weigh<SIMDGROUPS>(
-            maxima + h * SIMDGROUPS, sums + h * SIMDGROUPS, maxima[h * SIMDGROUPS + simdgroup]);
-        if (split < row_splits) {
-            #pragma unroll
-            for (int own = 0; own < GROUP; own++) {  // registers have no addresses
+    for (int first = 0; first < GROUP; first += HEADS) {
+        const int last = smaller(first + HEADS, GROUP);
+        #pragma unroll 1
+        for (int h = first; h < last; h++) {         // not unrolled: code that runs once is read from memory as rows are
+            const float3 weight = weigh<SIMDGROUPS>(
+                maxima + h * SIMDGROUPS, sums + h * SIMDGROUPS, maxima[h * SIMDGROUPS + simdgroup]);
+            threadgroup float* own_weighed = weighed + (h - first) * OF_HEAD + simdgroup * 32 * VC;
+            if (split < row_splits) {
                 #pragma unroll
-                for (int c = 0; c < VC; c++) {
-                    if (own == h) weighed[(simdgroup * 32 + lane) * VC + c] = rows.value[own][c] * weight.x;
+                for (int own = 0; own < GROUP; own++) {  // registers have no addresses
+                    #pragma unroll
+                    for (int c = 0; c < VC; c++) {
+                        if (own == h) own_weighed[lane * VC + c] = rows.value[own][c] * weight.x;
+                    }
                 }
+            } else {
+                store_channels<Values>(tiles, own_weighed, h, weight.y, lane);
             }
-        } else {
-            store_channels<Values>(tiles, weighed + simdgroup * 32 * VC, h, weight.y, lane);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        const long place_of_head = long(first_head + h) * splits + split;
-        store_head<SIMDGROUPS, VALUE_DIM, 32 * VC>(
-            weighed, partial + place_of_head * (VALUE_DIM + 1), weight.y, weight.z, thread_index);
+        #pragma unroll 1
+        for (int h = first; h < last; h++) {
+            const float3 weight = weigh<SIMDGROUPS>(maxima + h * SIMDGROUPS, sums + h * SIMDGROUPS, 0);
+            store_head<SIMDGROUPS, VALUE_DIM, 32 * VC>(
+                weighed + (h - first) * OF_HEAD, partial + (long(first_head + h) * splits + split) * (VALUE_DIM + 1), weight.y,
+                weight.z, thread_index);
+        }
         threadgroup_barrier(mem_flags::mem_threadgroup);
     }
