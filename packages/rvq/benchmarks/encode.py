@@ -115,9 +115,9 @@ def attention(rows: int, backend: str, rounds: int) -> dict[str, Any]:
 
     def fused(i: int) -> mx.array:
         layout = layouts[i]
-        if layout is None or layout.basis is None:
-            raise SystemExit("expected rows in the rotated basis")
-        return layout.basis.leave(attend(layout.basis.enter(queries[i]), layout, scale, backend=backend))  # type: ignore[arg-type]
+        if layout is None:
+            raise SystemExit("expected encoded rows")
+        return attend(queries[i], layout, scale, backend=backend)
 
     def dense(i: int) -> mx.array:
         return mx.fast.scaled_dot_product_attention(queries[i], keys, values, scale=scale)

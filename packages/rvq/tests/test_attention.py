@@ -64,7 +64,7 @@ def error(case, leg):
     queries = mx.random.normal((len(lengths), 8, 1, dim), key=mx.random.key(9)).astype(dtype)
     layout = store.layout()
     with leg.active():
-        output = layout.basis.leave(attend(layout.basis.enter(queries), layout, dim**-0.5, backend=leg.backend))
+        output = attend(queries, layout, dim**-0.5, backend=leg.backend)
         mx.eval(output)
     exact = truth(queries, store, dim**-0.5)
     return np.linalg.norm(numbers(output) - exact) / np.linalg.norm(exact)
@@ -119,11 +119,15 @@ MUTANTS = {
         ("(row < exact_rows ? exact : tail)", "tail"),
         ("mask < 32; mask *= 2", "mask < 16; mask *= 2"),
         ("x[high] = a - b;", "x[high] = b - a;"),
+        ("own.load(query + first, DIM - first);", "own.load(query, DIM - first);"),
+        ("x[j] = row[first + j];", "x[j] = row[j];"),
+        ("metal::rsqrt(float(DIM)) * minus_one_if(flips[c / 32] >> (c % 32) & 1);", "metal::rsqrt(float(DIM));"),
     ],
     "rows of an odd head dim": [
         ("0x6996u", "0x6997u"),
         ("hadamard[i / POWER] >> (c / POWER)", "hadamard[c / POWER] >> (i / POWER)"),
-        ("flips[c / 32] >> (c % 32);", "flips[c / 32] >> (c % 31);"),
+        ("^ (flips[c / 32] >> (c % 32) & 1)", "^ (flips[c / 32] >> (c % 31) & 1)"),
+        ("(hadamard, i, metal::min(first + j, DIM - 1))", "(hadamard, first + j, i)"),
         ("r.mean.get(j)", "r.mean.get(0)"),
         ("row < packed_rows", "row <= packed_rows"),
     ],
@@ -151,15 +155,15 @@ def test_tiles_where_matrices_may_flush_subnormals(emulated, monkeypatch):
 def test_every_mutant_is_noticed(emulated, monkeypatch, case):
     tolerance = TOLERANCE[CASES[case][2]]
     original = source.read
-    file = ("mlx_kv_rvq", "kernels/rvq_rows.metal")
-    text = original(*file)
+    files = [("mlx_kv_rvq", f"kernels/{name}.metal") for name in ("rvq_rows", "rotation", "rotated_basis")]
     import mlx_kv_emulator
     import mlx_kv_fused_attention.kernel as kernel
 
     for old, new in MUTANTS[case]:
-        assert text.count(old) == 1, old
-        changed = text.replace(old, new)
-        monkeypatch.setattr(kernel, "read", lambda *name, to=changed: to if name == file else original(*name))
+        texts = {file: original(*file) for file in files}
+        assert sum(text.count(old) for text in texts.values()) == 1, old
+        changed = {file: text.replace(old, new) for file, text in texts.items()}
+        monkeypatch.setattr(kernel, "read", lambda *name, to=changed: to.get(name) or original(*name))
         try:
             found = error(case, CHECKED)
         except mlx_kv_emulator.EmulatorError:

@@ -129,6 +129,8 @@ def _launcher(
     kv_heads, dim = query_heads // int(of_layout.template["GROUP"]), int(of_layout.template["VALUE_DIM"])  # type: ignore[call-overload]
     wanted = [(heads, splits, dim + 1)] + ([(batch, query_heads, 1, logit_rows)] if logit_rows else [])
 
+    format = of_layout.format
+    of_basis = [kernel.input_names.index(name) for name in format.basis_inputs]
     filled = -float("inf") if logit_rows and ragged else None  # beyond a shorter sequence's rows nothing is written
 
     def launch(arrays: list[mx.array]) -> list[mx.array]:
@@ -145,6 +147,8 @@ def _launcher(
             backend=backend,
         )
         own_sinks = sinks[0] if sinks else None
-        return [launch_merge(partial, own_sinks, (batch, query_heads, 1, dim), queries.dtype, backend), *logits]
+        basis = [arrays[i] for i in of_basis]
+        shape = (batch, query_heads, 1, dim)
+        return [launch_merge(partial, own_sinks, shape, queries.dtype, backend, format, basis), *logits]
 
     return Launch(launch, compiles=backend != "emulator")

@@ -39,12 +39,38 @@ class AttentionKernel(Kernel):
         )
 
 
+@dataclass(frozen=True)
+class MergeKernel(Kernel):
+    """merge_splits for one basis, whose files' text comes first: helpers, then bodies."""
+
+    basis_sources: tuple[tuple[str, str], ...] = ((PACKAGE, "kernels/models_basis.metal"),)
+
+    @property
+    def text(self) -> str:
+        """The composed text."""
+        own = (self.package, f"kernels/{self.filename}")
+        files = tuple((file[1].rpartition("/")[2], read(*file)) for file in (*self.basis_sources, own))
+        return _joined(files)
+
+
 File = tuple[str, str]  # name and text
 
 
 @cache
+def _joined(files: tuple[File, ...]) -> str:
+    parts = _split(files)
+    helpers, bodies = "".join([helper for helper, _ in parts]), "".join([statements for _, statements in parts])
+    return f"{helpers}{BODY_MARKER}\n{bodies}"
+
+
+def _split(files: tuple[File, ...]) -> list[tuple[str, str]]:
+    """Helpers and body of each file, of which some have no body."""
+    return [split(text if BODY_MARKER in text else f"{text}{BODY_MARKER}\n", name) for name, text in files]
+
+
+@cache
 def _compose(before: tuple[File, ...], helpers: tuple[File, ...], own: File, logits: str) -> str:
-    parts = [split(text if BODY_MARKER in text else f"{text}{BODY_MARKER}\n", name) for name, text in before]
+    parts = _split(before)
     header, body = split(own[1], own[0])
     return "".join(
         [

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_kv_kernels import Kernel, resolve_backend
+from mlx_kv_kernels import resolve_backend
 
 from . import reference
+from .kernel import PACKAGE, MergeKernel
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-MERGE_SPLITS = Kernel(
-    "merge_splits",
-    "mlx_kv_fused_attention",
-    ("partial", "sinks"),
-    ("output",),
-    template=("T", "DIM", "SINKS", "SINK_COUNT", "SIMDGROUPS"),
-)
+    from mlx_kv.layout import Format
+
+_INPUTS, _TEMPLATE = ("partial", "sinks"), ("T", "DIM", "SINKS", "SINK_COUNT", "SIMDGROUPS")
+MERGE_SPLITS = MergeKernel("merge_splits", PACKAGE, _INPUTS, ("output",), template=_TEMPLATE)
 _SIMDGROUPS = 16
+
+
+@cache
+def merge_kernel(format: Format) -> MergeKernel:
+    """Return the kernel for a format's values, which takes the inputs that leaving their basis needs."""
+    if not format.basis_sources:
+        return MERGE_SPLITS
+    return MergeKernel(
+        "merge_splits",
+        PACKAGE,
+        (*_INPUTS, *format.basis_inputs),
+        ("output",),
+        template=(*_TEMPLATE, *[name for name, _ in format.constants]),
+        basis_sources=format.basis_sources,
+    )
 
 
 def merge_splits(
@@ -60,21 +75,30 @@ def merge_splits(
 
 
 def launch_merge(
-    partial: mx.array, sinks: mx.array | None, shape: tuple[int, ...], dtype: mx.Dtype, backend: str
+    partial: mx.array,
+    sinks: mx.array | None,
+    shape: tuple[int, ...],
+    dtype: mx.Dtype,
+    backend: str,
+    format: Format | None = None,
+    basis: Sequence[mx.array] = (),
 ) -> mx.array:
     """Merge [rows, splits, dim + 1], outputs and behind each its lse, into `shape`.
 
-    One array for both: the host pays for each that a launch has. The sink of row i is sinks[i % len(sinks)].
+    One array for both: the host pays for each that a launch has. The sink of row i is sinks[i % len(sinks)]. With a
+    format, outputs leave its basis, by the arrays of its `basis_inputs`.
     """
     rows, _, width = partial.shape
-    return MERGE_SPLITS(
-        inputs=[partial, partial if sinks is None else sinks],
+    kernel = MERGE_SPLITS if format is None else merge_kernel(format)
+    return kernel(
+        inputs=[partial, partial if sinks is None else sinks, *basis],
         template={
             "T": dtype,
             "DIM": width - 1,
             "SINKS": sinks is not None,
             "SINK_COUNT": 1 if sinks is None else sinks.size,
             "SIMDGROUPS": _SIMDGROUPS,
+            **(dict(format.constants) if format is not None and format.basis_sources else {}),
         },
         grid=(rows * 32 * _SIMDGROUPS, 1, 1),
         threadgroup=(32 * _SIMDGROUPS, 1, 1),

@@ -28,6 +28,7 @@ _HALF_TYPES = (mx.float16, mx.bfloat16)
 class Plan:
     """A kernel, its template, and what it asks of a launch."""
 
+    format: Format
     kernel: AttentionKernel
     template: dict[str, bool | int | mx.Dtype]
     tiled: bool
@@ -94,7 +95,7 @@ def plan(format: Format, query_heads: int, scale: float, logits: bool, backend: 
         template=tuple(template),
         layout_sources=format.sources,
     )
-    return Plan(kernel, template, tiled, per_core)
+    return Plan(format, kernel, template, tiled, per_core)
 
 
 def _in_tiles(format: Format, group: int) -> bool:

@@ -1,18 +1,18 @@
-"""The RVQ store's arrays, described for fused attention in the rotated basis."""
+"""The RVQ store's arrays, described for fused attention, which reads them in the rotated basis."""
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_kv.layout import Basis, Format, Layout, extent, input_array
+from mlx_kv.layout import Format, Layout, extent, input_array
 
 from .codec import RotatedCodec
 from .config import BLOCK, Rvq
 from .launch import tables
-from .rotation import odd_part, turn, turn_back
+from .rotation import odd_part
 
 if TYPE_CHECKING:
     from .packed import PackedRows
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _PACKED = ("codes", "norm", "mean", "exact")
 _TABLES = ("flips", "hadamard", "levels")
+_ROTATION = ("mlx_kv_rvq", "kernels/rotation.metal")
 _UNCENTERED_TILE = 64
 
 
@@ -38,9 +39,7 @@ def describe(store: RvqStore) -> Layout | None:
     packed = [min(pair) for pair in zip(keys.codes.lengths, values.codes.lengths, strict=True)]
     places = tuple([_place(keys, b, n) + _place(values, b, n) for b, n in enumerate(rows)])
     tiles = tuple([(first, max(first, n // size * size)) if size else (0, 0) for n in packed])
-    dense = partial(_dense, store, config.seed)
-    arrays = _arrays(keys) + _arrays(values)
-    return Layout(format, arrays, extent(tuple(rows), places, tiles), dense, _basis(config.seed))
+    return Layout(format, _arrays(keys) + _arrays(values), extent(tuple(rows), places, tiles), store.dense)
 
 
 @cache
@@ -58,7 +57,7 @@ def rvq_format(config: Rvq, kv_heads: int, key_dim: int, value_dim: int, dtype: 
     in_tiles = config.stages == 1 and {config.key_bits, config.value_bits} <= {2, 4}
     return Format(
         "rvq",
-        (("mlx_kv_rvq", "kernels/rvq_rows.metal"),),
+        (_ROTATION, ("mlx_kv_rvq", "kernels/rvq_rows.metal")),
         kv_heads,
         key_dim,
         value_dim,
@@ -73,17 +72,9 @@ def rvq_format(config: Rvq, kv_heads: int, key_dim: int, value_dim: int, dtype: 
         key_bits=config.key_bits,
         value_bits=config.value_bits,
         group_size=value_dim,
+        basis_sources=(_ROTATION, ("mlx_kv_rvq", "kernels/rotated_basis.metal")),
+        basis_inputs=("value_flips", "value_hadamard"),
     )
-
-
-@cache
-def _basis(seed: int) -> Basis:
-    return Basis(partial(turn, seed=seed), partial(turn_back, seed=seed))
-
-
-def _dense(store: RvqStore, seed: int) -> tuple[mx.array, mx.array]:
-    keys, values = (turn(rows.astype(mx.float32), seed).astype(rows.dtype) for rows in store.dense())
-    return keys, values
 
 
 def _arrays(side: PackedRows) -> tuple[mx.array, ...]:

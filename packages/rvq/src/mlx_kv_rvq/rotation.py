@@ -66,13 +66,8 @@ def rotate_unscaled(x: Float32[mx.array, "*batch dim"], seed: int) -> Float32[mx
     return y.reshape(x.shape)
 
 
-def turn(x: Float[mx.array, "*batch dim"], seed: int) -> Float[mx.array, "*batch dim"]:
-    """Rotate rows by MLX's own transform; `rotate_unscaled` without the length, up to rounding."""
-    return mx.hadamard_transform(x * _signs(x.shape[-1], seed, x.dtype))
-
-
 def turn_back(y: Float[mx.array, "*batch dim"], seed: int) -> Float[mx.array, "*batch dim"]:
-    """Undo `turn`: the transposed transform, then the signs."""
+    """Undo dim^-0.5 times `rotate_unscaled`: the transposed transform, by MLX's own, then the signs."""
     dim = y.shape[-1]
     if odd_part(dim) in (20, 28):  # not symmetric: the power of two by MLX's transform, the rest by the transpose
         m = odd_part(dim)

@@ -65,13 +65,10 @@ def decode(
     layout = store.layout()
     if layout is None:
         return None
-    basis = layout.basis  # the logits are the same in any
-    entered = queries if basis is None else basis.enter(queries)
     for name, backend in backends.items():
-        attended = backend.attend(entered, layout, scale, sinks, logits)
+        attended = backend.attend(queries, layout, scale, sinks, logits)
         if not isinstance(attended, str):
-            output, scores = attended
-            return output if basis is None else basis.leave(output), scores
+            return attended
         _log_once(f"{name} attention is not used for {layout.format.name} rows: {attended}")
     return None
 

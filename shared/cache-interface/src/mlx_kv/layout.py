@@ -52,15 +52,10 @@ class Format:
     """Bits of a value's code in tiles."""
     group_size: int = 0
     """Channels that share a value's scale in tiles."""
-
-
-class Basis(NamedTuple):
-    """An orthonormal basis in which rows are held, other than the model's own."""
-
-    enter: Callable[[mx.array], mx.array]
-    """Turns queries [batch, query_heads, chunk, key_dim] into the keys' basis."""
-    leave: Callable[[mx.array], mx.array]
-    """Turns outputs [batch, query_heads, chunk, value_dim] back out of the values' basis."""
+    basis_sources: tuple[tuple[str, str], ...] = ()
+    """Where values are held in another basis: the files of the text that brings an output out of it."""
+    basis_inputs: tuple[str, ...] = ()
+    """Those of `inputs` that it reads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +90,7 @@ class Layout(NamedTuple):
     """In the order of `format.inputs`; each has 8 elements or more."""
     extent: Extent
     dense: Callable[[], Dense]
-    """Returns keys and values uncompressed, in `basis`, each sequence from row 0, as long as the longest."""
-    basis: Basis | None = None
-    """Where the rows are held in another basis: who attends gives queries in it, and is given outputs in it."""
+    """Returns keys and values uncompressed, each sequence from row 0, as long as the longest."""
 
 
 def input_array(data: mx.array | None, dtype: mx.Dtype) -> mx.array:

@@ -230,8 +230,8 @@ class PackedStore(Store, Generic[Side]):
         self.values.tail.append(values, spans)
         self._count([1] * len(spans))
         if self._layout is not None:
-            format, arrays, extent, dense, basis = self._layout
-            self._layout = Layout(format, arrays, next_extent(extent), dense, basis)
+            format, arrays, extent, dense = self._layout
+            self._layout = Layout(format, arrays, next_extent(extent), dense)
 
     def _count(self, counts: Sequence[int]) -> None:
         self._rows = [n + count for n, count in zip(self._rows, counts, strict=True)]
@@ -263,9 +263,9 @@ class PackedStore(Store, Generic[Side]):
             self._layout = self.describe()
         if self._layout is None:
             return None
-        format, arrays, extent, dense, basis = self._layout
+        format, arrays, extent, dense = self._layout
         tails = [input_array(side.tail.data, format.dtype) for side in (self.keys, self.values)]
-        return Layout(format, (*arrays, *tails), extent, dense, basis)
+        return Layout(format, (*arrays, *tails), extent, dense)
 
     def settle(self) -> None:
         """Pack the rows that are due; with `defer`, not before the prompt has ended."""

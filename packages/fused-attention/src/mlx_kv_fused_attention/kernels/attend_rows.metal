@@ -11,10 +11,7 @@
     const int split = threadgroup_position_in_grid.x, splits = threadgroups_per_grid.x;
     const int first_head = (sequence * int(threadgroups_per_grid.y) + kv_head) * GROUP;
     const float scale = as_type<float>(uint(SCALE));  // of the scores, log2(e) included
-    for (int i = thread_index; i < GROUP * 32 * KC; i += THREADS) {
-        const int head = i / (32 * KC), c = i % (32 * KC);
-        query[i] = c < KEY_DIM ? float(queries[(first_head + head) * KEY_DIM + c]) * scale : 0.0f;
-    }
+    load_queries<GROUP, KEY_DIM, SIMDGROUPS>(queries + first_head * KEY_DIM, keys, query, scale, lane, simdgroup);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     RowState<GROUP, VC> state;

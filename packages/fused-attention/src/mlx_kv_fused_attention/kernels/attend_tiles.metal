@@ -18,11 +18,8 @@
     const int split = threadgroup_position_in_grid.x, splits = threadgroups_per_grid.x;
     const int first_head = (sequence * int(threadgroups_per_grid.y) + kv_head) * GROUP;
     const float scale = as_type<float>(uint(SCALE));  // of the scores, log2(e) included
-    for (int i = thread_index; i < GROUP * 32 * KC; i += THREADS) {
-        const int head = i / (32 * KC), c = i % (32 * KC);
-        const float unscaled = c < KEY_DIM ? float(queries[(first_head + head) * KEY_DIM + c]) : 0.0f;
-        query[i] = split < row_splits ? unscaled * scale : unscaled;
-    }
+    load_queries<GROUP, KEY_DIM, SIMDGROUPS>(
+        queries + first_head * KEY_DIM, keys, query, split < row_splits ? scale : 1.0f, lane, simdgroup);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     const auto own_logits = logits_of<LOGITS>(all_logits + long(first_head) * logit_rows, logit_rows);

@@ -1,6 +1,8 @@
 // Merges the splits of one query head: o = sum 2^(lse_i - M) o_i / sum 2^(lse_i - M), M the largest lse. Simdgroups stride over the
-// splits, lanes over the channels. An attention sink is one more split whose value is zero.
+// splits, lanes over the channels. An attention sink is one more split whose value is zero. `basis`, which stands before this body,
+// brings the output out of the basis in which a layout holds its values.
 // --- body ---
+    constexpr bool TURNED = decltype(basis)::TURNED;
     constexpr int CHANNELS = (DIM + 31) / 32;
     threadgroup float values[SIMDGROUPS * DIM];
     threadgroup float sums[SIMDGROUPS];
@@ -37,5 +39,17 @@
     for (int c = thread_index; c < DIM; c += 32 * SIMDGROUPS) {
         float merged = 0;
         for (int i = 0; i < SIMDGROUPS; i++) merged += values[i * DIM + c];
-        output[long(head) * DIM + c] = T(sum > 0 ? merged / sum : 0.0f);
+        const float own_output = sum > 0 ? merged / sum : 0.0f;
+        if (TURNED) values[c] = own_output;          // nobody else reads this channel's sums
+        else output[long(head) * DIM + c] = T(own_output);
+    }
+    if (TURNED) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (simdgroup == 0) {
+            float x[CHANNELS];
+            basis.leave(values, lane * CHANNELS, x);
+            for (int j = 0; j < CHANNELS; j++) {
+                if (lane * CHANNELS + j < DIM) output[long(head) * DIM + lane * CHANNELS + j] = T(x[j]);
+            }
+        }
     }

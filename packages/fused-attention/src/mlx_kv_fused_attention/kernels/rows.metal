@@ -10,6 +10,25 @@ template <int GROUP, int CHANNELS> struct RowState {
     float maximum[GROUP], sum[GROUP], value[GROUP][CHANNELS];
 };
 
+// Whether a layout holds its rows in another basis than the model's, into which `turn` brings a query.
+template <typename Rows> METAL_FUNC constexpr auto is_turned(int) -> decltype(bool(Rows::TURNED)) { return Rows::TURNED; }
+template <typename Rows> METAL_FUNC constexpr bool is_turned(long) { return false; }
+
+// A KV head's queries in float, times `factor`, and zero beyond the last channel.
+template <int GROUP, int DIM, int SIMDGROUPS, typename T, typename Keys, typename Query>
+METAL_FUNC void load_queries(const device T* queries, Keys keys, Query query, float factor, int lane, int simdgroup) {
+    constexpr int KC = channels_of_lane(DIM);
+    for (int h = simdgroup; h < GROUP; h += SIMDGROUPS) {
+        if constexpr (is_turned<Keys>(0)) {
+            float x[KC];
+            keys.turn(queries + h * DIM, lane * KC, x);
+            for (int j = 0; j < KC; j++) query[(h * 32 + lane) * KC + j] = x[j] * factor;
+        } else {
+            for (int c = lane; c < 32 * KC; c += 32) query[h * 32 * KC + c] = c < DIM ? float(queries[h * DIM + c]) * factor : 0.0f;
+        }
+    }
+}
+
 // The share of `part` in the rows outside the tiles, in whole steps, so that no row is loaded twice.
 template <int GROUP, int KEY_DIM, int VALUE_DIM, typename Keys, typename Values, typename Queries, typename Logits>
 METAL_FUNC void attend_rows(

@@ -2,9 +2,6 @@
 // rotating them. `place` holds for the keys, then for the values: exact rows held, rows packed; first row in `exact`, in `codes`, in
 // `norm` and in `mean`, and in `tail` less its row; and all rows of each of the five. Of values the means stand for nothing.
 
-// Not a condition, of which a compiler could make a branch with shuffles on both sides.
-METAL_FUNC float minus_one_if(uint bit) { return as_type<float>(0x3f800000u | bit << 31); }
-
 // Channels first..first+N-1 of a rotated row of DIM = ODD * POWER channels; every lane of a simdgroup asks for the N that follow
 // those of the lane before, and `own` are these before the rotation.
 template <int DIM, int ODD, int N, typename T>
@@ -13,22 +10,8 @@ METAL_FUNC void read_rotated(
     thread float (&x)[N]) {
     const float scale = metal::rsqrt(float(DIM));
     if constexpr (ODD == 1) {  // N is a power of two, and all lanes have N channels
-        for (int j = 0; j < N; j++) {
-            const float value = own.get(j) * scale;
-            x[j] = flips[(first + j) / 32] >> ((first + j) % 32) & 1 ? -value : value;
-        }
-        for (int half_size = 1; half_size < N; half_size *= 2) {
-            for (int pair = 0; pair < N / 2; pair++) {
-                const int low = pair / half_size * 2 * half_size + pair % half_size, high = low + half_size;
-                const float a = x[low], b = x[high];
-                x[low] = a + b;
-                x[high] = a - b;
-            }
-        }
-        for (int mask = 1; mask < 32; mask *= 2) {
-            const float sign = minus_one_if(uint(first) / (N * mask) % 2);
-            for (int j = 0; j < N; j++) x[j] = metal::fma(sign, x[j], simd_shuffle_xor(x[j], ushort(mask)));
-        }
+        for (int j = 0; j < N; j++) x[j] = own.get(j) * (scale * minus_one_if(flips[(first + j) / 32] >> ((first + j) % 32) & 1));
+        add_and_subtract(first, x);
     } else {  // few rows, so that the plain product will do
         constexpr int POWER = DIM / ODD;
         for (int j = 0; j < N; j++) x[j] = 0;
@@ -37,9 +20,7 @@ METAL_FUNC void read_rotated(
             const float value = float(row[c]) * scale;
             for (int j = 0; j < N; j++) {
                 const int i = first + j < DIM ? first + j : first;
-                const uint parity = 0x6996u >> (i % POWER & c % POWER);  // of the bits of a number below 16
-                const uint minus = hadamard[i / POWER] >> (c / POWER) ^ parity ^ flips[c / 32] >> (c % 32);
-                x[j] += minus & 1 ? -value : value;
+                x[j] += value * minus_one_if(minus_at<POWER>(hadamard, i, c) ^ (flips[c / 32] >> (c % 32) & 1));
             }
         }
         for (int j = 0; j < N; j++) {
@@ -92,6 +73,14 @@ template <typename T, int DIM, int ODD, int BITS, int STAGES, bool CENTER, bool 
             x[j] *= size;
             if constexpr (CENTER) x[j] += r.mean.get(j);
         }
+    }
+
+    // A query in the keys' basis.
+    static constexpr constant bool TURNED = true;
+    template <int N> METAL_FUNC void turn(const device T* query, int first, thread float (&x)[N]) const {
+        RunOfNumbers<T, N> own;
+        if constexpr (ODD == 1) own.load(query + first, DIM - first);
+        read_rotated<DIM, ODD>(query, own, flips, hadamard, first, x);
     }
 
     // For tiles: the same rows counted from `row`, a row's words, two codes as halves, and what a row and its block do to them.
