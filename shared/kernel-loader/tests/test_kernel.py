@@ -210,3 +210,10 @@ def test_refuses_before_anything_is_built(change, message):
 def test_a_file_without_the_body_marker_is_refused():
     with pytest.raises(ValueError, match=r"\[lost\.metal\] expected one line '// --- body ---', got 0"):
         source.split("out[0] = 1;", "lost.metal")
+
+
+@pytest.mark.parametrize("pointer", ["threadgroup float* p = shared;", "f((threadgroup const uint *)shared);"])
+def test_pointers_that_cuda_has_no_type_for_are_refused_everywhere(pointer):
+    text = f"// --- body ---\n    threadgroup float shared[32];\n    {pointer}\n"
+    with pytest.raises(ValueError, match=r"\[k.metal\] expected pointers to threadgroup memory that are `auto`"):
+        source.compose(text, "k.metal", "metal")

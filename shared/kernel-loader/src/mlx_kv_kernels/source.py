@@ -6,12 +6,14 @@ signature. `#line` directives keep the file's own name and line numbers in every
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Literal
 
 BODY_MARKER = "// --- body ---"
+_THREADGROUP_POINTER = re.compile(r"\bthreadgroup\s+(?:const\s+)?\w+\s*\*")
 
 
 @cache
@@ -49,7 +51,15 @@ def compose(
     """(header, body) of a kernel for MLX, with what the language needs around them.
 
     `launch_bounds` is CUDA's: threads of a threadgroup and, if given, threadgroups that must fit on one multiprocessor.
+
+    Raises:
+        ValueError: the text names a type of pointers that CUDA does not have.
     """
+    if pointer := _THREADGROUP_POINTER.search(text):
+        raise ValueError(
+            f"[{filename}] expected pointers to threadgroup memory that are `auto` or of a template's type, as CUDA has no "
+            f"other, got {pointer[0]!r}"
+        )
     helpers, body = split(text, filename)
     matrices = "simdgroup_matrix" in text or "8x8" in text
     if language == "metal":

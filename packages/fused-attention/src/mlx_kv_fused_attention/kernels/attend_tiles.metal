@@ -71,7 +71,7 @@
         for (int h = first; h < last; h++) {         // not unrolled: code that runs once is read from memory as rows are
             const float3 weight = weigh<SIMDGROUPS>(
                 maxima + h * SIMDGROUPS, sums + h * SIMDGROUPS, maxima[h * SIMDGROUPS + simdgroup]);
-            threadgroup float* own_weighed = weighed + (h - first) * OF_HEAD + simdgroup * 32 * VC;
+            const auto own_weighed = weighed + (h - first) * OF_HEAD + simdgroup * 32 * VC;
             if (split < row_splits) {
                 #pragma unroll
                 for (int own = 0; own < GROUP; own++) {  // registers have no addresses

@@ -5,4 +5,4 @@ struct ModelsBasis {
     template <typename Row, int N> METAL_FUNC void leave(Row, int, thread float (&)[N]) const {}
 };
 // --- body ---
-    const ModelsBasis basis;
+    const ModelsBasis basis{};
