@@ -57,8 +57,8 @@ def compose(
     """
     if pointer := _THREADGROUP_POINTER.search(text):
         raise ValueError(
-            f"[{filename}] expected pointers to threadgroup memory that are `auto` or of a template's type, as CUDA has no "
-            f"other, got {pointer[0]!r}"
+            f"[{filename}] expected pointers to threadgroup memory that are `auto` or of a template's type, got "
+            f"{pointer[0]!r}, which CUDA does not have"
         )
     helpers, body = split(text, filename)
     matrices = "simdgroup_matrix" in text or "8x8" in text
