@@ -6,6 +6,7 @@ A prompt's scores are `window.window_scores` of all its queries.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import mlx.core as mx
@@ -125,21 +126,32 @@ def accumulate_held(
         of_rows = mx.squeeze(logits, 2), mx.squeeze(scores, (0, 3)), mx.squeeze(positions, (0, 3))
         sums, places, dropped = reference.accumulate_scores(*of_rows, steps, sinks, noise)
         return mx.expand_dims(sums, (0, 3)), mx.expand_dims(places, (0, 3)), dropped
-    seed, layer, scale = noise or _NO_NOISE
-    new_scores, new_positions, dropped = _launch(logits.shape, scores.shape, noise is not None, backend)(
+    noise, noisy = noise or _NO_NOISE, noise is not None
+    new_scores, new_positions, dropped = _launch(logits.shape, scores.shape, noisy, backend)(
         [
             logits,
             scores,
             positions,
-            numbers((-float("inf"),) * logits.shape[1], mx.float32) if sinks is None else sinks.astype(mx.float32),
+            _no_sinks(logits.shape[1]) if sinks is None else sinks.astype(mx.float32),
             # Apart from each other: what is the same at every step, or in every layer, is made once for all.
-            new_numbers((scale, *[step.temperature for step in steps]), mx.float32),
-            numbers((seed - (1 << 32) if seed >= 1 << 31 else seed, layer), mx.int32),
+            new_numbers((noise.scale, *[step.temperature for step in steps]), mx.float32),
+            _seeds(noise),
             new_numbers(tuple([n for s in steps for n in (s.begin, s.rows, s.limit, int(s.drops))]), mx.int32),
             new_numbers(tuple([n for s in steps for n in (s.position, s.window)]), mx.int32),
         ]
     )
     return new_scores, new_positions, dropped
+
+
+@cache
+def _no_sinks(query_heads: int) -> mx.array:
+    return numbers((-float("inf"),) * query_heads, mx.float32)
+
+
+@lru_cache(256)  # one for each layer
+def _seeds(noise: Noise) -> mx.array:
+    seed = noise.seed - (1 << 32) if noise.seed >= 1 << 31 else noise.seed
+    return numbers((seed, noise.layer), mx.int32)
 
 
 @launches
