@@ -8,8 +8,9 @@ replaced by the time that reading KIVI's bytes takes at copy bandwidth: no cache
 steps after a prompt that SnapKV has cut and, beside the fp16 steps of the same run, steps of other methods: those that
 hold every row at each length, those that hold a fixed number of rows after one prompt. `host_milliseconds` are steps
 over few rows of a model of as many layers with next to no weights: the time that the host takes for a step, which no
-cache can undercut. Figures are medians; the first steps of a round, in which CUDA's graphs are made, do not count: 16,
-and 144 of the methods that hold a fixed number of rows.
+cache can undercut. A figure is the mean of a round's steps, those that pack among them, and the median of the rounds
+where there are several; the first steps of a round, in which CUDA's graphs are made, do not count: 16, and 144 of the
+methods that hold a fixed number of rows.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def milliseconds_per_step(model, cache, steps, warm_up=WARM_UP):
         now = time.perf_counter()
         times.append(0.0 if begin is None else now - begin)
         begin = now
-    return statistics.median(times[warm_up:]) * 1e3
+    return statistics.mean(times[warm_up:]) * 1e3
 
 
 def attention_milliseconds(layers, rows, calls=96):
