@@ -210,13 +210,16 @@ class PackedStore(Store, Generic[Side]):
         if not self._rows:
             self.load({}, self.blank(len(spans)).places())
         self.settle()
-        self.keys.append(keys, spans)
-        self.values.append(values, spans)
         counts = [last - first for first, last in spans]
+        single = keys.shape[2] == 1 and all(counts)
+        for side, rows in ((self.keys, keys), (self.values, values)):
+            if single:  # with room for those that may follow, so that a tail is full only where something is packed
+                side.tail.reserve([WAITING] * len(counts), rows.shape[1], rows.shape[3], rows.dtype)
+            side.append(rows, spans)
         self._count(counts)
         drafted = 1 + self._rollback  # as many at a time may be a draft that is being verified
         self._in_prompt = [n > drafted if n else before for n, before in zip(counts, self._in_prompt, strict=True)]
-        if keys.shape[2] == 1 and all(counts):
+        if single:
             self._token, self._tokens_left = (keys.shape, values.shape, spans), self._tokens_until_packing()
         return None
 
@@ -250,7 +253,9 @@ class PackedStore(Store, Generic[Side]):
             )
 
         room = min(min(side.tail.room) for side in sides)
-        return min(room, bisect_right(range(WAITING), False, key=overdue))
+        # Blocks of rows end at multiples of WAITING: what has become due before is packed there as well.
+        to_multiple = (self._rollback - self._rows[0]) % WAITING
+        return min(room, bisect_right(range(to_multiple), False, key=overdue))
 
     @property
     def rows_wait(self) -> bool:
