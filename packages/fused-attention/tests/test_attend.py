@@ -35,6 +35,7 @@ TILES = [
     (kivi(8, 64, rollback=3), 64, 128, 2, mx.bfloat16, False),
     (kivi(2, 128), 64, 256, 7, mx.float16, False),
     (kivi(4, 32), 96, 96, 1, mx.float16, False),
+    (kivi(2, 128), 256, 256, 8, mx.bfloat16, False),  # the most threadgroup memory
 ]
 ROWS = [
     ("dense", 64, 64, 16, mx.float16, True),

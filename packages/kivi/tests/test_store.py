@@ -15,6 +15,7 @@ from mlx_kv import Policy
 from mlx_kv.testing.driving import contents, random_tokens, reachable_arrays, same_bits
 from mlx_kv_kernels.testing import legs
 from mlx_kv_kivi import Kivi, KiviStore
+from mlx_kv_kivi.packed import Quantizer
 
 BACKENDS = ["reference", *sorted({leg.backend for leg in legs()})]  # those that run here
 GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())["kivi_bytes"]
@@ -169,6 +170,54 @@ def test_a_layout_of_the_token_before_is_not_told_of_a_moved_tail():
         assert layout.extent is described.extent
         assert all(a is b for a, b in zip(layout.arrays, described.arrays, strict=False))
         assert layout.arrays[-2:] == (store.keys.tail.data, store.values.tail.data)
+
+
+@pytest.mark.parametrize("look", ["settle", "dense"])
+def test_packing_that_fails_leaves_the_rows_as_they_were(monkeypatch, look):
+    """They are packed the next time, and until then those that wait are still read as packed ones."""
+    store = KiviStore(Kivi(residual=32))
+    append(store, random_tokens(0, 100))
+    for seed in range(1, 6):  # the prompt's are packed with the first, the others wait
+        append(store, random_tokens(seed, 1))
+    right, places = deepcopy(store), store.layout().extent.places
+    assert store.rows_wait
+
+    def fails(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Quantizer, "__call__", fails)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(store, look)()
+    assert store.layout().extent.places == places
+    for each in (store, right):
+        getattr(each, look)()
+    assert contents(store) == contents(right)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "spans"),
+    [((1, 2, 3), (1, 2, 2), None), ((1, 2, 1), (1, 2, 1), None), ((2, 2, 1), (2, 2, 1), [(0, 1)])],
+    ids=["rows", "sequences", "spans"],
+)
+def test_a_chunk_that_does_not_fit_changes_nothing(keys, values, spans):
+    store = KiviStore(Kivi(residual=32))
+    for n in (50, 1):
+        store.append(mx.ones((2, 2, n, 64)), mx.ones((2, 2, n, 64)))
+    before = contents(deepcopy(store))
+    with pytest.raises(ValueError, match=r"\[mlx_kv\] expected keys and values of 2 sequences"):
+        store.append(mx.ones((*keys, 64)), mx.ones((*values, 64)), spans)
+    assert contents(store) == before
+
+
+def test_spans_that_their_owner_changes_are_new_ones():
+    store, spans, rows = KiviStore(Kivi(residual=32)), [(0, 1), (0, 1)], mx.ones((2, 2, 1, 64))
+    store.append(mx.ones((2, 2, 50, 64)), mx.ones((2, 2, 50, 64)))
+    store.append(rows, rows, spans)
+    spans[1] = (0, 0)
+    store.append(rows, rows, spans)
+    assert store.lengths == [52, 51]
+    assert store.dense()[0].shape[2] == 52
 
 
 def test_packed_rows_are_not_copied_per_token():

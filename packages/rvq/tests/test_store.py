@@ -270,3 +270,15 @@ def test_stores_that_differ_in_dtype_alone_describe_themselves(monkeypatch, back
     )
     assert [store.layout().format.dtype for store in (mixed, pure)] == [store.keys.dtype for store in (mixed, pure)]
     assert pure.layout().format.dtype == mx.float32
+
+
+def test_rows_are_taken_back_after_a_subset_was_kept():
+    """Then more rows are packed than the rule says, and the tail does not hold them."""
+    store, tokens = RvqStore(Rvq(residual=128, center=False, rollback=3)), random_tokens(0, 400)
+    store.append(tokens.keys, tokens.values)
+    store.settle()
+    store.take(mx.broadcast_to(mx.arange(350), (1, 2, 350)), [350])
+    before = store.dense()
+    store.truncate(1)
+    assert store.lengths == [349]
+    assert all(same_bits(read, rows[:, :, :349]) for read, rows in zip(store.dense(), before, strict=True))

@@ -212,7 +212,14 @@ def test_a_file_without_the_body_marker_is_refused():
         source.split("out[0] = 1;", "lost.metal")
 
 
-@pytest.mark.parametrize("pointer", ["threadgroup float* p = shared;", "f((threadgroup const uint *)shared);"])
+@pytest.mark.parametrize(
+    "pointer",
+    [
+        "threadgroup float* p = shared;",
+        "f((threadgroup const uint *)shared);",
+        "threadgroup vec<float, 4>* p = 0;",
+    ],
+)
 def test_pointers_that_cuda_has_no_type_for_are_refused_everywhere(pointer):
     text = f"// --- body ---\n    threadgroup float shared[32];\n    {pointer}\n"
     with pytest.raises(ValueError, match=r"\[k.metal\] expected pointers to threadgroup memory that are `auto`"):

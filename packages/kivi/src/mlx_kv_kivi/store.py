@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class KiviStore(PackedStore[PackedRows]):
     """Keys quantised per channel in blocks of `residual` rows, values per token as they leave the newest rows.
 
-    Of n rows (r = rollback, R = residual), R * floor(max(0, n - r) / R) keys and max(0, n - r - R) values are packed.
+    Of n rows (r = rollback, R = residual), R * floor(max(0, n - r) / R) keys and max(0, n - r - R) values are packed,
+    while single tokens come up to 32 values fewer, which wait (packing.py).
     """
 
     config: Kivi

@@ -90,7 +90,7 @@ class Layout(NamedTuple):
     """In the order of `format.inputs`; each has 8 elements or more."""
     extent: Extent
     dense: Callable[[], Dense]
-    """Returns keys and values uncompressed, each sequence from row 0, as long as the longest."""
+    """Returns the store's `dense()`: keys and values uncompressed, each sequence from row 0, as long as the longest."""
 
 
 def input_array(data: mx.array | None, dtype: mx.Dtype) -> mx.array:

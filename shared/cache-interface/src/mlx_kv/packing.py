@@ -67,7 +67,7 @@ class PackedSide(ABC):
 
     def refuse_others(self, heads: int, dim: int) -> None:
         """Refuse rows of other heads or another dim than those held, with ValueError."""
-        held = self.tail.data
+        held = self.exact.data if self.tail.data is None else self.tail.data
         if held is not None and (heads, dim) != (held.shape[1], held.shape[3]):
             raise ValueError(
                 f"[mlx_kv] expected rows of {held.shape[1]} heads and {held.shape[3]} channels, as the store holds, "
@@ -97,9 +97,13 @@ class PackedSide(ABC):
         if any(over):
             self.tail.drop_front(over)
 
-    def truncate(self, counts: Sequence[int], packed: Sequence[int]) -> None:
-        """Drop the newest counts[b] rows, and the codes from packed[b] on, whose rows the tail still holds."""
+    def truncate(self, counts: Sequence[int], packed: Sequence[int], rows: Sequence[int]) -> None:
+        """Drop the newest counts[b] rows, of which rows[b] are left, and the codes from packed[b] on.
+
+        But for those whose rows the tail does not hold as well.
+        """
         self.tail.drop_back(counts)
+        packed = [max(p, n - length) for p, n, length in zip(packed, rows, self.tail.lengths, strict=True)]
         left = [(buffer, [n // shared for n in packed]) for buffer, shared in self.coded()]
         for buffer, rows in [*left, (self.exact, [min(n, self.sinks) for n in packed])]:
             buffer.drop_back([max(old - new, 0) for old, new in zip(buffer.lengths, rows, strict=True)])
@@ -134,8 +138,9 @@ class PackedSide(ABC):
         counts = [last - first for first, last in spans]
         rows = self.tail.part(spans)
         exact = [min(max(self.sinks - old, 0), n) for old, n in zip(done, counts, strict=True)]
+        packed_rows = self.pack(rows, done, exact)  # before anything is appended: it may raise
         self.exact.append(rows, [(0, n) for n in exact])
-        for (buffer, shared), packed in zip(self.coded(), self.pack(rows, done, exact), strict=True):
+        for (buffer, shared), packed in zip(self.coded(), packed_rows, strict=True):
             buffer.append(packed, [(0, n // shared) for n in counts])
 
 
@@ -171,8 +176,8 @@ class PackedStore(Store, Generic[Side]):
         self._layout: Layout | None = None  # without the tails
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies find their layout out anew: formats are compared by identity."""
-        return {**self.__dict__, "_layout": None}
+        """Copies find out anew what dtypes are part of, which cannot be copied, and formats, compared by identity."""
+        return {**self.__dict__, "_layout": None, "_token": ()}
 
     @abstractmethod
     def describe(self) -> Layout | None:
@@ -202,8 +207,15 @@ class PackedStore(Store, Generic[Side]):
     ) -> None:
         """Append a chunk in full precision, after packing what the rows before it had made due."""
         spans = whole(keys) if spans is None else spans
-        if self._tokens_left and (keys.shape, values.shape, spans) == self._token:
+        token = keys.shape, keys.dtype, values.shape, values.dtype, *spans
+        if self._tokens_left and token == self._token:
             return self._append_token(keys, values, spans)
+        sequences = len(self._rows) or len(spans)
+        if keys.shape[:3] != values.shape[:3] or not len(spans) == keys.shape[0] == sequences:
+            raise ValueError(
+                f"[mlx_kv] expected keys and values of {sequences} sequences with as many rows each, and as many "
+                f"spans, got {list(keys.shape)}, {list(values.shape)} and {len(spans)} spans"
+            )
         self.check(keys.shape[3], values.shape[3])
         for side, rows in ((self.keys, keys), (self.values, values)):
             side.refuse_others(rows.shape[1], rows.shape[3])
@@ -220,7 +232,7 @@ class PackedStore(Store, Generic[Side]):
         drafted = 1 + self._rollback  # as many at a time may be a draft that is being verified
         self._in_prompt = [n > drafted if n else before for n, before in zip(counts, self._in_prompt, strict=True)]
         if single:
-            self._token, self._tokens_left = (keys.shape, values.shape, spans), self._tokens_until_packing()
+            self._token, self._tokens_left = token, self._tokens_until_packing()
         return None
 
     def _append_token(self, keys: mx.array, values: mx.array, spans: Sequence[Span]) -> None:
@@ -278,13 +290,14 @@ class PackedStore(Store, Generic[Side]):
 
     def _settle(self, rows: Sequence[int]) -> None:
         """Pack what is due in sequences of so many rows."""
-        self._forget()
+        self._tokens_left, self._layout = 0, None
         waits = [self.defer and in_prompt for in_prompt in self._in_prompt]
         lowest = [n - self._rollback for n in self._most]
         for side in (self.keys, self.values):
             packed = self.packed(side, rows)
             floor = [min(pair) for pair in zip(packed, self.packed(side, lowest), strict=True)]
             side.settle(self._rows, packed, floor, waits)
+        self._counted = None  # not before: rows wait as long as they are not packed
 
     def _pack_waiting(self) -> None:
         """Pack what counts as packed, for whoever looks at the buffers or changes them."""
@@ -314,7 +327,7 @@ class PackedStore(Store, Generic[Side]):
         counts = [min(rows, n) for n in self._rows]
         self._rows = [n - count for n, count in zip(self._rows, counts, strict=True)]
         for side in (self.keys, self.values):
-            side.truncate(counts, self.packed(side, self._rows))
+            side.truncate(counts, self.packed(side, self._rows), self._rows)
 
     def can_truncate(self, rows: int) -> bool:
         """Tell whether no sequence would go back further than `rollback` rows from the most it has had."""

@@ -29,11 +29,11 @@ def numbers(values: Values, dtype: mx.Dtype) -> mx.array:
 
 
 def new_numbers(values: Values, dtype: mx.Dtype) -> mx.array:
-    """Return the same for numbers that are new at every token.
+    """Return the same for numbers, of 4 bytes each, that are new at every token.
 
-    They come about in the graph that uses them first, as one small kernel of it: a graph of their own, as `numbers`
-    starts, costs the host many times that. Not to be captured by a compiled function, which would make them again at
-    every call.
+    They come about in the graph that uses them first, as one small kernel of it where they are more than two: a graph
+    of their own, as `numbers` starts, costs the host many times that. Not to be captured by a compiled function, which
+    would make them again at every call.
     """
     return _new_numbers(values, dtype, get_ident())
 

@@ -13,7 +13,8 @@ from importlib.resources import files
 from typing import Literal
 
 BODY_MARKER = "// --- body ---"
-_THREADGROUP_POINTER = re.compile(r"\bthreadgroup\s+(?:const\s+)?\w+\s*\*")
+_THREADGROUP_POINTER = re.compile(r"\bthreadgroup\s+(?:const\s+)?[\w:]+(?:<[^<>;]*>)?\s*\*")
+_COMMENT = re.compile(r"//[^\n]*")
 
 
 @cache
@@ -55,7 +56,7 @@ def compose(
     Raises:
         ValueError: the text names a type of pointers that CUDA does not have.
     """
-    if pointer := _THREADGROUP_POINTER.search(text):
+    if pointer := _THREADGROUP_POINTER.search(_COMMENT.sub("", text)):
         raise ValueError(
             f"[{filename}] expected pointers to threadgroup memory that are `auto` or of a template's type, got "
             f"{pointer[0]!r}, which CUDA does not have"

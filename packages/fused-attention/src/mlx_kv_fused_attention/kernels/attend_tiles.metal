@@ -10,8 +10,10 @@
     threadgroup uint4 folds[SIMDGROUPS * 4 * Shape::FOLD_STRIDE];
     threadgroup float units[GROUP];
     threadgroup float maxima[GROUP * SIMDGROUPS], sums[GROUP * SIMDGROUPS];
-    constexpr int OF_HEAD = SIMDGROUPS * 32 * VC, HEADS = smaller(GROUP, at_least_one(4096 / OF_HEAD));
-    threadgroup float weighed[HEADS * OF_HEAD];      // of as many heads as 16 KB hold
+    constexpr int OF_HEAD = SIMDGROUPS * 32 * VC;    // numbers below
+    constexpr int OTHERS = GROUP * (32 * KC + 1 + 2 * SIMDGROUPS) + KEY_DIM * 4 + SIMDGROUPS * 16 * Shape::FOLD_STRIDE;  // above
+    constexpr int HEADS = smaller(GROUP, at_least_one((8192 - OTHERS) / OF_HEAD));  // of Metal's 32 KB
+    threadgroup float weighed[HEADS * OF_HEAD];
 
     const int thread_index = thread_position_in_threadgroup.x, lane = thread_index_in_simdgroup;
     const int simdgroup = simdgroup_index_in_threadgroup;

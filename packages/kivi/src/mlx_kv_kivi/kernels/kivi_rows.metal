@@ -117,7 +117,7 @@ template <typename T, int BITS, int GROUP, int DIM, int SINKS, bool SUBNORMAL> s
     const device uint* codes;
     const device T* scale;
     const device T* minimum;
-    int exact_from;                                  // from here on values are exact, packed or not
+    int exact_from;                                  // rows of the tail from here on are read exactly
     exact_and_tail<T, DIM> others;
 
     template <int N> struct Row {

@@ -1,7 +1,8 @@
 // One token's attention is added to the scores of the rows it sees, and where a row has to go, the lowest score decides: a
 // threadgroup for each KV head of each sequence. The first pass over the logits finds every query head's logsumexp, the second
 // adds the mean probability to each row's score and finds the row to go, whose place the newest row takes. Scores of a whole
-// room are copied, so that the outputs can stand in for the inputs.
+// room are copied, so that the outputs can stand in for the inputs. `rooms` has of each sequence the first place of its room, the rows
+// attended to, the first place behind its room, and whether a row goes; `tokens` the new token's position and that of the window.
 
 // Softmax statistics in base 2: the largest logit, and the sum of all relative to it.
 struct Statistics {
