@@ -122,7 +122,9 @@ def test_bytes_follow_the_formula(key_bits, value_bits, stages, dim, residual, r
         right += rows * (stages * -(-dim * bits // 32) * 4 + 2) + (n - rows) * dim * 2
         right += rows // 128 * dim * 2 if center and side == "keys" else 0
     held = sum(map(len, contents(store)[0].values()))
-    assert right <= held <= right + (reach + (128 if center and reach else 0) + reach) * dim * 2 * 2
+    # With rollback the tails also keep the rows that taking tokens back may have to unpack, a block of each side.
+    again = (128 if center else 32) + 32 if reach else 0
+    assert right <= held <= right + again * dim * 2
 
 
 def test_the_report_tells_the_arrays_bytes():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_kv.packing import STEP, PackedSide
+from mlx_kv.packed_side import STEP, PackedSide
 from mlx_kv.rows import RowBuffer
 
 from .quantize import dequantize_keys, dequantize_values, quantize_keys, quantize_values

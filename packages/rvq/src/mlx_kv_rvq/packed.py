@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from mlx_kv.packing import STEP, PackedSide
+from mlx_kv.packed_side import STEP, PackedSide
 from mlx_kv.rows import RowBuffer, Span
 from mlx_kv_kernels import gather_rows
 
