@@ -1,7 +1,7 @@
 // Split-KV decode attention, row by row in float: any layout, any dtype. The rows of a sequence are shared out evenly over the
 // simdgroups of all splits.
 // --- body ---
-    constexpr int KC = channels_of_lane(KEY_DIM), VC = channels_of_lane(VALUE_DIM), THREADS = 32 * SIMDGROUPS;
+    constexpr int KC = channels_of_lane(KEY_DIM), VC = channels_of_lane(VALUE_DIM);
     threadgroup float query[GROUP * 32 * KC];
     threadgroup float maxima[GROUP * SIMDGROUPS], sums[GROUP * SIMDGROUPS];
     threadgroup float weighed[SIMDGROUPS * 32 * VC];

@@ -4,7 +4,7 @@
 // --- body ---
     using Shape = Tiling<GROUP, KEY_DIM, VALUE_DIM, KEY_BITS, VALUE_BITS, VALUE_GROUP>;
     using Values = decltype(values);
-    constexpr int KC = channels_of_lane(KEY_DIM), VC = channels_of_lane(VALUE_DIM), THREADS = 32 * SIMDGROUPS;
+    constexpr int KC = channels_of_lane(KEY_DIM), VC = channels_of_lane(VALUE_DIM);
     threadgroup float query[GROUP * 32 * KC];
     threadgroup uint2 query_pairs[KEY_DIM / 16 * 32];
     threadgroup uint4 folds[SIMDGROUPS * 4 * Shape::FOLD_STRIDE];
