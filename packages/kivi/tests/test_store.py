@@ -296,6 +296,19 @@ def test_rows_of_other_heads_or_channels_are_refused(shape, backend, monkeypatch
     assert contents(store) == before
 
 
+@pytest.mark.parametrize("shape", [(1, 4, 1, 64), (1, 2, 1, 128)])
+def test_rows_of_other_heads_or_channels_are_refused_where_all_are_packed(shape):
+    store = filled(Kivi(residual=32, sinks=0), 160, heads=2)
+    assert store.keys.tail.data is None
+    assert store.keys.exact.data is None
+    with pytest.raises(ValueError, match=r"\[mlx_kv\] expected rows of 2 heads and 64 channels"):
+        store.append(mx.zeros(shape, mx.float16), mx.zeros(shape, mx.float16))
+    other = filled(Kivi(residual=32, sinks=0), 160, dim=128)
+    store.load(other.arrays(), other.places())
+    store.append(mx.zeros((1, 1, 1, 128), mx.float16), mx.zeros((1, 1, 1, 128), mx.float16))
+    assert store.lengths == [161]
+
+
 def test_a_store_can_be_pickled():
     store = filled(Kivi(residual=32), 100, heads=2)
     assert contents(pickle.loads(pickle.dumps(store))) == contents(store)

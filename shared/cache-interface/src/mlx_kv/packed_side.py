@@ -35,6 +35,7 @@ class PackedSide(ABC):
         self.codes = RowBuffer(STEP)
         self.exact = RowBuffer(max(sinks, 1))
         self.tail = RowBuffer(_TAIL_STEP)
+        self.appended: tuple[int, int] | None = None  # heads and dim of the rows that came last
 
     @abstractmethod
     def scales(self) -> dict[str, tuple[RowBuffer, int]]:
@@ -60,15 +61,17 @@ class PackedSide(ABC):
 
     def refuse_others(self, heads: int, dim: int) -> None:
         """Refuse rows of other heads or another dim than those held, with ValueError."""
-        held = self.exact.data if self.tail.data is None else self.tail.data
-        if held is not None and (heads, dim) != (held.shape[1], held.shape[3]):
+        array = self.exact.data if self.tail.data is None else self.tail.data  # both may have become empty
+        held = self.appended if array is None else (array.shape[1], array.shape[3])
+        if held is not None and (heads, dim) != held:
             raise ValueError(
-                f"[mlx_kv] expected rows of {held.shape[1]} heads and {held.shape[3]} channels, as the store holds, "
+                f"[mlx_kv] expected rows of {held[0]} heads and {held[1]} channels, as the store holds, "
                 f"got {heads} and {dim}"
             )
 
     def append(self, rows: Float[mx.array, "batch heads rows dim"], spans: Sequence[Span]) -> None:
         """Append a chunk to the tail."""
+        self.appended = rows.shape[1], rows.shape[3]
         self.tail.append(rows, spans)
 
     def settle(self, rows: Sequence[int], packed: Sequence[int], floor: Sequence[int], waits: Sequence[bool]) -> None:

@@ -245,5 +245,6 @@ class PackedStore(Store, Generic[Side]):
     def load(self, arrays: Mapping[str, mx.array], places: Mapping[str, Any]) -> None:
         """Take over another store's arrays and places."""
         self._forget()
+        self.keys.appended = self.values.appended = None
         super().load(arrays, places)
         self._rows, self._most, self._in_prompt = places["rows"], places["most"], places["in_prompt"]
