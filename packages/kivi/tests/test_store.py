@@ -160,6 +160,18 @@ def test_values_that_wait_are_read_and_held_as_if_they_were_packed(residual, rol
     assert contents(store) == contents(never)
 
 
+def test_reading_rows_of_which_none_waits_changes_nothing():
+    """So that short prompts, whose rows MLX's own attention reads, are appended to as fast as packed ones."""
+    store = KiviStore(Kivi(residual=128))
+    append(store, random_tokens(0, 10))
+    append(store, random_tokens(1, 1))
+    left = store._tokens_left
+    for seed in range(2, 12):
+        append(store, random_tokens(seed, 1))
+        store.dense()
+    assert store._tokens_left == left - 10
+
+
 def test_a_layout_of_the_token_before_is_not_told_of_a_moved_tail():
     """Between two tokens of a run everything but the number of rows stays where it was."""
     store = KiviStore(Kivi(residual=32))

@@ -224,3 +224,17 @@ def test_pointers_that_cuda_has_no_type_for_are_refused_everywhere(pointer):
     text = f"// --- body ---\n    threadgroup float shared[32];\n    {pointer}\n"
     with pytest.raises(ValueError, match=r"\[k.metal\] expected pointers to threadgroup memory that are `auto`"):
         source.compose(text, "k.metal", "metal")
+
+
+def test_helpers_stand_before_a_kernel_and_leave_every_file_its_lines(leg, write_kernel):
+    kernel = write_kernel("multiply", "// nothing but\n// --- body ---\n    out[0] = 1;\n", ["x"], ["out"])
+    folder = Path(source.files(kernel.package).joinpath("kernels"))
+    (folder / "times.metal").write_text(MULTIPLY.partition("// --- body ---")[0])
+    (folder / "product.metal").write_text("// --- body ---" + MULTIPLY.partition("// --- body ---")[2])
+    product = Kernel("product", kernel.package, ("x",), ("out",), template=("FACTOR",), helpers=("times",))
+    assert launch(product, mx.arange(32, dtype=mx.float32), leg.backend, FACTOR=3).tolist() == list(range(0, 96, 3))
+    lines = product.text.splitlines()
+    assert (
+        lines.index('#line 1 "times.metal"') < lines.index('#line 1 "product.metal"') < lines.index("// --- body ---")
+    )
+    assert lines[lines.index("    const uint i = thread_position_in_grid.x;") - 1] == '#line 2 "product.metal"'

@@ -90,6 +90,7 @@ def launch_merge(
     """
     rows, _, width = partial.shape
     kernel = MERGE_SPLITS if format is None else merge_kernel(format)
+    constants = () if format is None or kernel is MERGE_SPLITS else format.constants
     return kernel(
         inputs=[partial, partial if sinks is None else sinks, *basis],
         template={
@@ -98,7 +99,7 @@ def launch_merge(
             "SINKS": sinks is not None,
             "SINK_COUNT": 1 if sinks is None else sinks.size,
             "SIMDGROUPS": _SIMDGROUPS,
-            **(dict(format.constants) if format is not None and format.basis_sources else {}),
+            **dict(constants),
         },
         grid=(rows * 32 * _SIMDGROUPS, 1, 1),
         threadgroup=(32 * _SIMDGROUPS, 1, 1),

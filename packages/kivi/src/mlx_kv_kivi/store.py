@@ -23,8 +23,6 @@ class KiviStore(PackedStore[PackedRows]):
     while single tokens come up to 32 values fewer, which wait (packing.py).
     """
 
-    config: Kivi
-
     def __init__(self, config: Kivi | None = None) -> None:
         """Make an empty store."""
         self.config = c = config or Kivi()

@@ -29,8 +29,6 @@ class RvqStore(PackedStore[PackedRows]):
     Of n rows (r = rollback, R = residual), the whole blocks among the first max(0, n - r - R) are packed.
     """
 
-    config: Rvq | TrainedRvq
-
     def __init__(self, config: Rvq | TrainedRvq | None = None, codecs: tuple[Codec, Codec] | None = None) -> None:
         """Make an empty store; `codecs` of keys and values come with trained codebooks, which are a layer's own."""
         self.config = c = config or Rvq()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     ]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Format:
     """What all layouts of a store have in common, and the Metal text that reads them.
 
@@ -58,7 +58,7 @@ class Format:
     """Those of `inputs` that it reads."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Extent:
     """Which rows a layout's sequences have, and where: numbers on the host, made by `extent`."""
 

@@ -133,20 +133,21 @@ class PackedStore(Store, Generic[Side]):
 
     def _tokens_until_packing(self) -> int:
         """Return how many tokens may come before rows are to be packed, or a tail is to be moved."""
-        sides = self.keys, self.values
-
-        def overdue(tokens: int) -> bool:
-            rows = [n + tokens for n in self._rows]
-            return any(
-                packed - done > (WAITING if side.may_wait else 0)
-                for side in sides
-                for packed, done in zip(self.packed(side, rows), side.codes.lengths, strict=True)
-            )
-
-        room = min(min(side.tail.room) for side in sides)
+        room = min(min(side.tail.room) for side in (self.keys, self.values))
         # Blocks of rows end at multiples of WAITING: what has become due before is packed there as well.
         to_multiple = (self._rollback - self._rows[0]) % WAITING
-        return min(room, bisect_right(range(to_multiple), False, key=overdue))
+        overdue = bisect_right(
+            range(to_multiple), False, key=lambda tokens: self._overdue([n + tokens for n in self._rows], WAITING)
+        )
+        return min(room, overdue)
+
+    def _overdue(self, rows: Sequence[int], waiting: int) -> bool:
+        """Tell whether more are due in sequences of so many rows than so many on sides whose rows may wait."""
+        return any(
+            packed - done > (waiting if side.may_wait else 0)
+            for side in (self.keys, self.values)
+            for packed, done in zip(self.packed(side, rows), side.codes.lengths, strict=True)
+        )
 
     @property
     def rows_wait(self) -> bool:
@@ -188,7 +189,8 @@ class PackedStore(Store, Generic[Side]):
 
     def dense(self) -> tuple[mx.array, mx.array]:
         """Return keys and values in the model's dtype."""
-        self._pack_waiting()
+        if self._counted is not None and self._overdue(self._counted, 0):
+            self._settle(self._counted)
         return self.keys.dense(self._rows), self.values.dense(self._rows)
 
     def take(self, indices: Int[mx.array, "batch kv_heads kept"], counts: Sequence[int]) -> None:

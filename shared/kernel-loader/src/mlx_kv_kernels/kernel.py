@@ -47,7 +47,9 @@ class Kernel:
     @property
     def text(self) -> str:
         """The `.metal` files' text."""
-        return source.joined(self.package, (*self.helpers, self.name))
+        names = [f"{name}.metal" for name in (*self.helpers, self.name)]
+        files = tuple([(name, source.read(self.package, f"kernels/{name}")) for name in names])
+        return source.joined(files) if self.helpers else files[0][1]
 
     def __call__(
         self,

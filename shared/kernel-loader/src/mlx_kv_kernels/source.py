@@ -7,7 +7,6 @@ signature. `#line` directives keep the file's own name and line numbers in every
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -23,12 +22,6 @@ def read(package: str, resource: str) -> str:
     return files(package).joinpath(resource).read_text(encoding="utf-8")
 
 
-def joined(package: str, names: Sequence[str]) -> str:
-    """The text of a kernel, the last of these files, behind that of its helpers; `#line` keeps every file's lines."""
-    texts = [(name, read(package, f"kernels/{name}.metal")) for name in names]
-    return "".join([text if len(texts) == 1 else f'#line 1 "{name}.metal"\n{text}' for name, text in texts])
-
-
 def split(text: str, filename: str) -> tuple[str, str]:
     """(helpers, body), each beginning with the `#line` of its first line in the file."""
     lines = text.splitlines()
@@ -38,6 +31,13 @@ def split(text: str, filename: str) -> tuple[str, str]:
     helpers = [f'#line 1 "{filename}"', *lines[:marker]]
     body = [f'#line {marker + 2} "{filename}"', *lines[marker + 1 :]]
     return "\n".join(helpers) + "\n", "\n".join(body) + "\n"
+
+
+@cache
+def joined(files: tuple[tuple[str, str], ...]) -> str:
+    """The text of a kernel from files, each a name and a text: their helpers, then the bodies of some of them."""
+    parts = [split(text if BODY_MARKER in text else f"{text}{BODY_MARKER}\n", name) for name, text in files]
+    return "".join([*(helpers for helpers, _ in parts), BODY_MARKER + "\n", *(body for _, body in parts)])
 
 
 def repeated(text: str, count: int) -> str:
