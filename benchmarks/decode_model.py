@@ -8,9 +8,11 @@ replaced by the time that reading KIVI's bytes takes at copy bandwidth: no cache
 steps after a prompt that SnapKV has cut and, beside the fp16 steps of the same run, steps of other methods: those that
 hold every row at each length, those that hold a fixed number of rows after one prompt. `host_milliseconds` are steps
 over few rows of a model of as many layers with next to no weights: the time that the host takes for a step, which no
-cache can undercut. A figure is the mean of a round's steps, those that pack among them, and the median of the rounds
-where there are several; the first steps of a round, in which CUDA's graphs are made, do not count: 16, and 144 of the
-methods that hold a fixed number of rows.
+cache can undercut. A figure is the mean of a round's steps, and the median of the rounds where there are several. A
+round has 256 steps, as many as come between two enlargements of a cache and between two times that generate_step calls
+`mx.clear_cache`, so that what goes on now and then counts as often as in a long answer. The first steps of a round, in
+which CUDA's graphs are made, do not count: 16, and 144 of the methods that hold a fixed number of rows. Caches grow from
+round to round: `rows` are those that they begin with.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ FIXED_ROWS = [
     "pyramidkv(budget=256)+rvq",
     "h2o(heavy=128, recent=128)+rvq(center=False)",
 ]
-WARM_UP, ROUNDS = 16, 9
+WARM_UP, ROUNDS = 16, 5
 PERIOD = 144  # steps after which every form of a step has come: layers that hold few rows pack a block of 128 in turn
 LLAMA_8B = {
     "model_type": "llama",
@@ -154,7 +156,7 @@ def measure(model, rows, bandwidth, steps):
         rounds.append({})
         for name, cache in list(held.items()):
             try:
-                rounds[-1][name] = milliseconds_per_step(model, cache, steps // 3)
+                rounds[-1][name] = milliseconds_per_step(model, cache, steps)
             except RuntimeError as error:
                 if name != "mlx_lm_4_bit":
                     raise
@@ -214,7 +216,7 @@ def after_snapkv(model, rows, budget, steps):
         "dense_of_as_many_rows": fill(mlx_kv.make_prompt_cache(model, "dense"), budget),
     }
     rounds = [
-        {name: milliseconds_per_step(model, cache, steps // 2) for name, cache in caches.items()} for _ in range(ROUNDS)
+        {name: milliseconds_per_step(model, cache, steps) for name, cache in caches.items()} for _ in range(ROUNDS)
     ]
     milliseconds = {name: statistics.median(one[name] for one in rounds) for name in caches}
     gain = milliseconds["fp16"] - milliseconds["fp16_of_as_many_rows"]
@@ -234,7 +236,7 @@ def main():
     parser.add_argument("--rows", type=int, nargs="*", default=[2048, 8192, 32768, 131072])
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--snapkv", type=int, nargs=2, default=[32768, 1024], help="rows of the prompt, and rows kept")
-    parser.add_argument("--steps", type=int, default=96)
+    parser.add_argument("--steps", type=int, default=256, help="of a round")
     parser.add_argument("--commit", help="default: what git says")
     arguments = parser.parse_args()
     model, bandwidth = make_model(arguments.layers), copy_bandwidth()
