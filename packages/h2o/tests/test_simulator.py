@@ -35,9 +35,10 @@ def test_the_rows_kept_are_the_simulator_s_at_every_step(walk):
     assert decisions.near <= 0.01 * decisions.compared
 
 
-def test_kernels_keep_the_simulator_s_rows(monkeypatch):
+@pytest.mark.parametrize("batch", [1, 2])
+def test_kernels_keep_the_simulator_s_rows(monkeypatch, batch):
     """A step's launches, attention's among them, run in the emulator."""
     emulator = pytest.importorskip("mlx_kv_emulator")
     monkeypatch.setenv("MLX_KV_BACKEND", "emulator")
     with emulator.settings(mode="check"):
-        compare_walk("h2o(heavy=20, recent=12)", simulator("h2o(heavy=20, recent=12)"), batch=2, steps=6)
+        compare_walk("h2o(heavy=20, recent=12)", simulator("h2o(heavy=20, recent=12)"), batch=batch, steps=6)

@@ -14,15 +14,13 @@ from mlx_kv_kernels import resolve_backend, topk_rows
 from mlx_kv_kernels.accumulate import Noise, Step, accumulate_held, row_noise
 from mlx_kv_kernels.window import window_scores
 
+from .exchange import exchange
 from .policy import Attended, Policy, PromptEnd
-from .rows import ONE_TOKEN, RowBuffer
-from .store import Geometry
+from .rows import RowBuffer
+from .store import Geometry, Store
 
 BLOCK = 32
 """Rows over budget at which rows are dropped from a store whose rows cannot change places, and must be copied."""
-
-
-_ONLY = [0]
 
 
 class Kept(NamedTuple):
@@ -78,10 +76,25 @@ class AccumulatingPolicy(Policy):
         self.kv_heads = geometry.kv_heads
         self._forget(0)
 
+    def decode(self, queries: mx.array, store: Store, scale: float, sinks: mx.array | None) -> mx.array | None:
+        """Take a token of the only sequence, whose budget is full: what decoding does at every step, as one launch."""
+        kept, rows = self._exchanging, store.exchange() if self._exchanging else None
+        if kept is None or rows is None:
+            return None
+        seen, steps, scores, positions = self.seen[0] + 1, self.steps[0] + 1, self.scores, self.positions
+        tau, window = self.options.temperature(steps), seen - kept.recent
+        step = Step(scores.begins[0], kept.rows + 1, scores.limits[0], seen - 1, window, True, tau)
+        held = cast("mx.array", scores.data), cast("mx.array", positions.data)
+        exchanged = exchange(rows, queries, scale, sinks, *held, step, self.noise)
+        if exchanged is None:
+            return None
+        output, keys, values, scores.data, positions.data, dropped = exchanged
+        self.seen, self.steps = [seen], [steps]
+        store.exchanged(keys, values, dropped)
+        return output
+
     def observe(self, chunk: Attended) -> bool:
         """Add a chunk's attention to the sums, and drop rows where a prompt has ended or an answer goes on."""
-        if self._exchanging and chunk.logits is not None and chunk.spans == ONE_TOKEN:
-            return self._exchange(chunk, chunk.logits, self._exchanging)
         if not self.seen:
             self._forget(len(chunk.spans))
         counts = [last - first for first, last in chunk.spans]
@@ -111,15 +124,6 @@ class AccumulatingPolicy(Policy):
         if due:
             self._compact(chunk, due)
         return any(counts)
-
-    def _exchange(self, chunk: Attended, logits: mx.array, kept: Kept) -> bool:
-        """Take a token of the only sequence, whose budget is full: what decoding does at every step, without lists."""
-        seen, steps, room = self.seen[0] + 1, self.steps[0] + 1, self.scores
-        self.seen, self.steps = [seen], [steps]
-        tau = self.options.temperature(steps)
-        step = Step(room.begins[0], kept.rows + 1, room.limits[0], seen - 1, seen - kept.recent, True, tau)
-        chunk.store.replace(_ONLY, self._accumulate(logits, [step], chunk.sinks))
-        return True
 
     def _over(self, sequence: int, count: int, held: int) -> int:
         """Return how many rows a sequence holds over its budget, 0 if it may hold them now."""

@@ -63,9 +63,18 @@ def decode(
         _log_once("dense rows of one sequence are left to MLX's own attention, which reads them where they lie")
         return None
     layout = store.layout()
-    if layout is None:
-        return None
-    for name, backend in backends.items():
+    return None if layout is None else over(layout, queries, scale, sinks, logits)
+
+
+def over(
+    layout: Layout,
+    queries: Float[mx.array, "batch query_heads 1 key_dim"],
+    scale: float,
+    sinks: Float[mx.array, " query_heads"] | None,
+    logits: bool,
+) -> tuple[mx.array, mx.array | None] | None:
+    """Return what `decode` does, over the rows of a layout, which may be traced; None if no backend covers the case."""
+    for name, backend in _backends().items():
         attended = backend.attend(queries, layout, scale, sinks, logits)
         if not isinstance(attended, str):
             return attended

@@ -12,7 +12,7 @@ from mlx_lm.models.base import create_causal_mask
 from . import attention
 from .batch import BatchProtocol
 from .policy import Attended, Policy
-from .rows import Span
+from .rows import ONE_TOKEN, Span
 from .seam import SeamCache
 from .spec import Spec
 from .store import Geometry, Store
@@ -112,8 +112,12 @@ class CompressedKVCache(BatchProtocol, SeamCache):
             )
         self._returned = None
         chunk = queries.shape[2]
-        wanted = self.policy.needs_logits and chunk == 1
         decodes = chunk == 1 and self._sees_all(mask)
+        if decodes and self._spans == ONE_TOKEN:
+            answered = self.policy.decode(queries, self.store, scale, sinks)
+            if answered is not None:
+                return answered
+        wanted = self.policy.needs_logits and chunk == 1
         decoded = attention.decode(self.store, queries, scale, sinks, wanted) if decodes else None
         if decoded is not None:
             output, logits = decoded

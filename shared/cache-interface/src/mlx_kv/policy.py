@@ -50,6 +50,19 @@ class Policy(ABC):  # noqa: B024 (a policy without state overrides nothing)
     needs_logits: bool = False
     """Whether `observe` needs the logits of single-token calls."""
 
+    def decode(
+        self,
+        queries: Float[mx.array, "1 query_heads 1 key_dim"],
+        store: Store,
+        scale: float,
+        sinks: Float[mx.array, " query_heads"] | None,
+    ) -> Float[mx.array, "1 query_heads 1 value_dim"] | None:
+        """Answer the attention of a token of one sequence over all rows held, and take note of it, both at once.
+
+        None, and nothing has changed, where attention is to come first and `observe` after it.
+        """
+        return None
+
     def observe(self, chunk: Attended) -> bool:
         """Take note of a chunk after its attention, and drop rows of its store that are no longer kept.
 

@@ -79,11 +79,9 @@ class RowBuffer:
         if any(begins):  # else a launch is saved
             places = places + numbers(tuple(begins), places.dtype)[:, None]
         if rows.shape[0] == 1:  # as at every step of one sequence
-            where = mx.expand_dims(places, (2, 3))
+            self.data = put_rows(self.data, mx.expand_dims(places, (2, 3)), rows)
         else:
-            rows = rows[mx.array(list(sequences))].swapaxes(0, 2)
-            where = places.T[None, ..., None]
-        self.data = mx.put_along_axis(self.data, mx.broadcast_to(where, rows.shape), rows, axis=2)
+            self.data = put_rows(self.data, places.T[None, ..., None], rows[mx.array(list(sequences))].swapaxes(0, 2))
 
     def reserve(self, counts: Sequence[int], heads: int, width: int, dtype: mx.Dtype) -> mx.array:
         """Return the array, with room for counts[b] more rows; a new one if there is none."""
@@ -206,3 +204,12 @@ class RowBuffer:
         self.limits = list(accumulate(rooms))
         self.begins = [limit - room for limit, room in zip(self.limits, rooms, strict=True)]
         self.ends = [begin + length for begin, length in zip(self.begins, lengths, strict=True)]
+
+
+def put_rows(
+    data: Shaped[mx.array, "1 heads total width"],
+    places: Int[mx.array, "1 heads rows 1"],
+    rows: Shaped[mx.array, "1 heads rows width"],
+) -> Shaped[mx.array, "1 heads total width"]:
+    """Return `data` with rows of each head at `places`; in the same memory, if nobody else holds the array."""
+    return mx.put_along_axis(data, places, rows, axis=2)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import mlx.core as mx
 
-from .layout import Layout, dense_format, extent
-from .rows import RowBuffer, Span
+from .layout import Extent, Format, Layout, dense_format, extent
+from .rows import ONE_TOKEN, RowBuffer, Span
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -33,6 +33,16 @@ class Geometry:
     """Number of compressed layers."""
     model: str = ""
     """The model's fingerprint; empty where there is no model, as in tests of a store."""
+
+
+class Exchange(NamedTuple):
+    """The rows of a store in which the newest is about to take the place of another, as `exchange` describes them."""
+
+    format: Format
+    extent: Extent
+    """Of the rows once what is overdue has been written."""
+    arrays: tuple[mx.array, ...]
+    """The layout's, then the keys and values that are overdue and the place of each head [1, kv_heads] they go to."""
 
 
 class Store(ABC):
@@ -103,6 +113,17 @@ class Store(ABC):
         """
         raise ValueError(f"[{type(self).__name__}] rows cannot change places; use take_from")
 
+    def exchange(self) -> Exchange | None:
+        """Describe the rows, for a step that itself writes what is overdue and finds the row of each head to go.
+
+        None unless rows take each other's places, step after step, in the only sequence.
+        """
+        return None
+
+    def exchanged(self, keys: mx.array, values: mx.array, rows: Int[mx.array, "1 kv_heads"]) -> None:
+        """Take over the arrays that such a step has written to, and `replace` these rows."""
+        raise ValueError(f"[{type(self).__name__}] rows cannot change places")
+
     def settle(self) -> None:  # noqa: B027 (most stores have nothing to do)
         """Compress what has become due."""
 
@@ -165,13 +186,16 @@ class Store(ABC):
 
 
 _STEP_AT_A_BUDGET = 32
+_ONLY = (0,)
+
+Rows = tuple[mx.array, mx.array]  # keys and values of a token
 
 
 class DenseStore(Store):
     """Rows in the model's own dtype, as mlx-lm's KVCache holds them.
 
-    Under a policy that drops a row at every step, the newest row waits beside the others until the next one comes: only
-    then is it known whose place it takes, and it is written once.
+    Under a policy that drops a row at every step, the newest row waits beside the others until the next one has come:
+    only then is it known whose place it takes, and no attention is still reading what is written to.
     """
 
     rollback = None
@@ -183,9 +207,15 @@ class DenseStore(Store):
         self.keys = RowBuffer(step)
         self.values = RowBuffer(step)
         self._waits = False  # whether a newest row does
-        self._newest: tuple[mx.array, mx.array] | None = None  # a single token's rows, which may replace others
+        self._newest: Rows | None = None  # a single token's rows, which may replace others
         self._spans: Sequence[Span] = ()  # which of them are in no buffer yet, nor replace a row
-        self._replaced: tuple[Sequence[int], mx.array] | None = None  # rows that make way
+        self._replaced: tuple[Sequence[int], mx.array] | None = None  # rows that make way for them
+        self._overdue: tuple[Rows, Sequence[int], mx.array] | None = None  # rows before them, to be written over others
+        self._steady: tuple[Format, Extent] | None = None  # while each token takes the place of another, and no more
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies describe themselves anew: formats are compared by identity."""
+        return {**self.__dict__, "_steady": None}
 
     def accept(self, policy: Policy) -> None:
         """Let newest rows wait where a row goes at every step, and grow by few rows: the length then stays."""
@@ -202,10 +232,16 @@ class DenseStore(Store):
 
     def append(self, keys: mx.array, values: mx.array, spans: Sequence[Span] | None = None) -> None:
         """Append a chunk."""
-        if self._newest is not None:
-            self.settle()
         spans = whole(keys) if spans is None else spans
-        if keys.shape[2] == 1:
+        if self._steady and self._newest and self._replaced and self._newest[0].shape == keys.shape:
+            self._overdue = (self._newest, *self._replaced)
+            self._newest, self._spans, self._replaced = (keys, values), spans, None
+            return
+        self._write_overdue()
+        self._turn()
+        if keys.shape[2] > 1:
+            self._write_overdue()
+        else:
             self._newest = keys, values
             if self._waits:
                 self._spans = spans
@@ -218,21 +254,42 @@ class DenseStore(Store):
 
     def dense(self) -> tuple[mx.array, mx.array]:
         """Return the rows held."""
-        if self._spans:
-            self._write()
+        self._write_overdue()
+        self._write_newest()
         return self.keys.view(), self.values.view()
 
     def layout(self) -> Layout | None:
         """Describe the two arrays, and the row of each sequence that is in none of them yet."""
-        keys, values, rows = self.keys.data, self.values.data, tuple(self.lengths)
-        if keys is None or values is None or not any(rows):
+        self._write_overdue()
+        keys, values = self.keys.data, self.values.data
+        if keys is None or values is None or not any(self.lengths):
             return None
+        format, rows = self._described(keys, values)
         newest = self._newest if self._spans and self._newest else (keys, values)
+        return Layout(format, (keys, values, *newest), rows, self.dense)
+
+    def exchange(self) -> Exchange | None:
+        """Describe the rows of one sequence whose newest row, and the one before, take the places of others."""
+        keys, values, newest = self.keys.data, self.values.data, self._newest
+        if self._overdue is None or self._spans != ONE_TOKEN or keys is None or values is None or newest is None:
+            return None
+        if self._steady is None:
+            if self.keys.begins[0]:
+                return None
+            self._steady = self._described(keys, values)
+        last, _, places = self._overdue
+        return Exchange(*self._steady, (keys, values, *newest, *last, places))
+
+    def exchanged(self, keys: mx.array, values: mx.array, rows: mx.array) -> None:
+        """Take the arrays over, and drop a row of each head."""
+        self.keys.data, self.values.data, self._overdue = keys, values, None
+        self.replace(_ONLY, rows)
+
+    def _described(self, keys: mx.array, values: mx.array) -> tuple[Format, Extent]:
         (_, heads, of_keys, key_dim), (_, _, of_values, value_dim) = keys.shape, values.shape
-        format = dense_format(heads, key_dim, value_dim, keys.dtype)
         begins = zip(self.keys.lengths, self.keys.begins, self.values.begins, strict=True)
         places = tuple([(key, of_keys, value, of_values, held) for held, key, value in begins])
-        return Layout(format, (keys, values, *newest), extent(rows, places), self.dense)
+        return dense_format(heads, key_dim, value_dim, keys.dtype), extent(tuple(self.lengths), places)
 
     def take(self, indices: mx.array, counts: Sequence[int]) -> None:
         """Keep a subset of the rows."""
@@ -241,7 +298,7 @@ class DenseStore(Store):
         self.values.take(indices, counts)
 
     def replace(self, sequences: Sequence[int], rows: mx.array) -> None:
-        """Drop a row of each head; the newest is written over it when the store settles.
+        """Drop a row of each head; the newest is written over it once the next one has come.
 
         Attention may still be reading the arrays now: MLX would copy them whole.
         """
@@ -254,15 +311,32 @@ class DenseStore(Store):
         self._replaced = sequences, rows
 
     def settle(self) -> None:
-        """Write the newest row: over the one that it replaces, else behind the others."""
-        if self._newest is None:
-            return
-        if self._replaced is not None:
-            sequences, places = self._replaced
-            for buffer, rows in zip((self.keys, self.values), self._newest, strict=True):
-                buffer.put(sequences, places, rows)
-        self._write()
+        """Write what waits: over the rows that it replaces, else behind the others."""
+        self._write_overdue()
+        self._turn()
+        self._write_overdue()
+
+    def _turn(self) -> None:
+        """Let the newest rows be older ones: behind the others, or overdue."""
+        if self._newest is not None and self._replaced is not None:
+            self._overdue = (self._newest, *self._replaced)
+        self._write_newest()
         self._newest = self._replaced = None
+
+    def _write_newest(self) -> None:
+        """Append what waits behind the others."""
+        if self._newest is not None and self._spans:
+            for buffer, rows in zip((self.keys, self.values), self._newest, strict=True):
+                buffer.append(rows, self._spans)
+        self._spans = ()
+
+    def _write_overdue(self) -> None:
+        """Write rows over those that they replace."""
+        if self._overdue is not None:
+            newest, sequences, places = self._overdue
+            for buffer, rows in zip((self.keys, self.values), newest, strict=True):
+                buffer.put(sequences, places, rows)
+            self._overdue = self._steady = None
 
     def truncate(self, rows: int) -> None:
         """Drop the newest rows."""
@@ -285,13 +359,6 @@ class DenseStore(Store):
         """Return a store that holds these sequences."""
         self.settle()
         return super().select(sequences)
-
-    def _write(self) -> None:
-        """Append what waits behind the others."""
-        if self._newest is not None and self._spans:
-            for buffer, rows in zip((self.keys, self.values), self._newest, strict=True):
-                buffer.append(rows, self._spans)
-        self._spans = ()
 
 
 @dataclass(frozen=True)

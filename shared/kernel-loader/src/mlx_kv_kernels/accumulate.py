@@ -126,21 +126,32 @@ def accumulate_held(
         of_rows = mx.squeeze(logits, 2), mx.squeeze(scores, (0, 3)), mx.squeeze(positions, (0, 3))
         sums, places, dropped = reference.accumulate_scores(*of_rows, steps, sinks, noise)
         return mx.expand_dims(sums, (0, 3)), mx.expand_dims(places, (0, 3)), dropped
-    noise, noisy = noise or _NO_NOISE, noise is not None
-    new_scores, new_positions, dropped = _launch(logits.shape, scores.shape, noisy, backend)(
-        [
-            logits,
-            scores,
-            positions,
-            _no_sinks(logits.shape[1]) if sinks is None else sinks.astype(mx.float32),
-            # Apart from each other: what is the same at every step, or in every layer, is made once for all.
-            new_numbers((noise.scale, *[step.temperature for step in steps]), mx.float32),
-            _seeds(noise),
-            new_numbers(tuple([n for s in steps for n in (s.begin, s.rows, s.limit, int(s.drops))]), mx.int32),
-            new_numbers(tuple([n for s in steps for n in (s.position, s.window)]), mx.int32),
-        ]
-    )
-    return new_scores, new_positions, dropped
+    arrays = [logits, scores, positions, *step_arrays(steps, logits.shape[1], sinks, noise)]
+    return launch_accumulate(arrays, noise is not None, backend)
+
+
+def step_arrays(
+    steps: Sequence[Step], query_heads: int, sinks: Float[mx.array, " query_heads"] | None, noise: Noise | None
+) -> list[mx.array]:
+    """Return what the kernel knows of a step, behind the logits, the scores and the positions.
+
+    Apart from each other: what is the same at every step, or in every layer, is made once for all.
+    """
+    noise = noise or _NO_NOISE
+    return [
+        _no_sinks(query_heads) if sinks is None else sinks.astype(mx.float32),
+        new_numbers((noise.scale, *[step.temperature for step in steps]), mx.float32),
+        _seeds(noise),
+        new_numbers(tuple([n for s in steps for n in (s.begin, s.rows, s.limit, int(s.drops))]), mx.int32),
+        new_numbers(tuple([n for s in steps for n in (s.position, s.window)]), mx.int32),
+    ]
+
+
+def launch_accumulate(arrays: Sequence[mx.array], noisy: bool, backend: Backend) -> tuple[mx.array, mx.array, mx.array]:
+    """Do what `accumulate_held` does, from logits, scores, positions and `step_arrays`; traceable."""
+    logits, held, *_ = arrays
+    scores, positions, dropped = _launch(logits.shape, held.shape, noisy, backend)(list(arrays))
+    return scores, positions, dropped
 
 
 @cache

@@ -1,0 +1,112 @@
+"""Steps at a full budget, each one function that MLX compiles, are what they are op by op."""
+
+import copy
+
+import mlx.core as mx
+import pytest
+
+from mlx_kv.accumulation import AccumulatingPolicy
+from mlx_kv.policy import Policy
+from mlx_kv.testing.driving import SCALE, contents, feed, new_cache, random_tokens, same_bits
+from mlx_kv_kernels.testing import legs
+
+pytestmark = pytest.mark.needs("h2o", "keyformer", "fused")
+METHODS = ["h2o(heavy=20, recent=12)", "keyformer(budget=32)"]
+
+
+@pytest.fixture(params=sorted({leg.backend for leg in legs()}))
+def backend(request, monkeypatch):
+    """Each backend there is that has kernels."""
+    monkeypatch.setenv("MLX_KV_BACKEND", request.param)
+    return request.param
+
+
+def op_by_op(cache):
+    cache.policy.decode = Policy.decode.__get__(cache.policy)
+    return cache
+
+
+def answered(monkeypatch):
+    """Whether each token was answered as one function."""
+    found, decode = [], AccumulatingPolicy.decode
+
+    def noted(*arguments):
+        output = decode(*arguments)
+        found.append(output is not None)
+        return output
+
+    monkeypatch.setattr(AccumulatingPolicy, "decode", noted)
+    return found
+
+
+def take(cache, tokens, sinks=None):
+    keys, values = cache.update_and_fetch(tokens.keys, tokens.values)
+    return cache.attend(tokens.queries, keys, values, SCALE, cache.make_mask(tokens.count), sinks)
+
+
+def looked_at(cache):
+    return contents(cache.store)
+
+
+def copied(cache):
+    return copy.deepcopy(cache)
+
+
+def loaded(cache):
+    return type(cache).from_state(cache.state)
+
+
+def merged(cache):
+    return type(cache).merge([cache]).extract(0)
+
+
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_are_the_same_to_the_bit(backend, monkeypatch, method, with_sinks):
+    """Whatever comes between them."""
+    sinks = mx.array([0.5, -1.0, 2.0, 0.0]) if with_sinks else None
+    found = answered(monkeypatch)
+    ours, theirs = new_cache(method), op_by_op(new_cache(method))
+    prompt = random_tokens(0, 60)
+    for cache in (ours, theirs):
+        feed(cache, prompt, [40, 19, 1])
+    for i, between in enumerate([None, looked_at, None, None, copied, None, loaded, merged, None, None, "chunk", None]):
+        tokens = random_tokens(100 + i, 7 if between == "chunk" else 1)
+        if callable(between):
+            after = between(ours)
+            if between is not looked_at:
+                ours, theirs = after, op_by_op(between(theirs))
+        outputs = [take(cache, tokens, sinks) for cache in (ours, theirs)]
+        mx.eval(outputs)
+        assert same_bits(*outputs), f"step {i} is answered otherwise"
+    for cache in (ours, theirs):
+        cache.store.settle()
+    assert contents(ours.store) == contents(theirs.store)
+    for name, array in ours.policy.arrays().items():
+        assert same_bits(array, theirs.policy.arrays()[name])
+    # The first token of each stretch, whose budget may not be full, is taken op by op.
+    assert sum(found) >= 6
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_that_nobody_evaluates_follow_each_other(backend, method):
+    """A draft's steps are described together."""
+    ours, theirs = new_cache(method), op_by_op(new_cache(method))
+    for cache in (ours, theirs):
+        feed(cache, random_tokens(0, 60), [59, 1])
+    outputs = [[take(cache, random_tokens(i, 1)) for i in range(6)] for cache in (ours, theirs)]
+    mx.eval(outputs)
+    assert all(same_bits(*pair) for pair in zip(*outputs, strict=True))
+
+
+def test_a_case_without_a_kernel_is_taken_op_by_op(backend, monkeypatch):
+    """Nothing has changed by then."""
+    found = answered(monkeypatch)
+    monkeypatch.setattr("mlx_kv_fused_attention.backend.refusal", lambda *case: "there is none")
+    ours, theirs = new_cache(METHODS[0]), op_by_op(new_cache(METHODS[0]))
+    for cache in (ours, theirs):
+        feed(cache, random_tokens(0, 60), [59, 1])
+    for i in range(4):
+        assert same_bits(*[take(cache, random_tokens(i, 1)) for cache in (ours, theirs)])
+    assert found
+    assert not any(found)

@@ -1,0 +1,69 @@
+"""Decode steps in which the newest row takes the place of another, each of them one function that MLX compiles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import mlx.core as mx
+
+from mlx_kv_kernels import resolve_backend
+from mlx_kv_kernels.accumulate import Noise, Step, launch_accumulate, step_arrays
+from mlx_kv_kernels.backend import Backend
+from mlx_kv_kernels.launch import Launch, launches
+
+from . import attention
+from .layout import Extent, Format, Layout
+from .rows import put_rows
+from .store import Exchange
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Float32, Int32
+
+
+def exchange(
+    rows: Exchange,
+    queries: Float[mx.array, "1 query_heads 1 key_dim"],
+    scale: float,
+    sinks: Float[mx.array, " query_heads"] | None,
+    scores: Float32[mx.array, "1 kv_heads total 1"],
+    positions: Int32[mx.array, "1 kv_heads total 1"],
+    step: Step,
+    noise: Noise | None,
+) -> list[mx.array] | None:
+    """Write the row that is overdue, attend to all, add the attention to the scores and find the row that goes next.
+
+    Such steps follow each other alike but for a few numbers, so that the host need not describe them op by op.
+
+    Returns:
+        The output, and in place of what was given keys, values, scores and positions, and the row of each head that
+        goes; None, with nothing computed, if there is no kernel for the case.
+    """
+    backend = resolve_backend()
+    if backend == "reference":
+        return None
+    launch = _launch(rows.format, rows.extent, scale, noise is not None, backend)
+    of_step = step_arrays([step], queries.shape[1], sinks, noise)
+    own_sinks = [] if sinks is None else [sinks]
+    return launch([queries, *rows.arrays, scores, positions, *of_step, *own_sinks]) or None
+
+
+@launches
+def _launch(format: Format, extent: Extent, scale: float, noisy: bool, backend: Backend) -> Launch:
+    def launch(arrays: list[mx.array]) -> list[mx.array]:
+        queries, keys, values, *newest = arrays[:5]
+        last_keys, last_values, places = arrays[5:8]
+        of_scores, sinks = arrays[8:15], arrays[15] if len(arrays) > 15 else None
+        of_heads = mx.expand_dims(places, (2, 3))
+        written = put_rows(keys, of_heads, last_keys), put_rows(values, of_heads, last_values)
+        attended = attention.over(Layout(format, (*written, *newest), extent, _unread), queries, scale, sinks, True)
+        if attended is None:
+            return []
+        output, logits = attended
+        held = [*written, *launch_accumulate([cast("mx.array", logits), *of_scores], noisy, backend)]
+        return [mx.depends(output, held), *held]  # so that no step's graph outlives its output
+
+    return Launch(launch, compiles=backend != "emulator")
+
+
+def _unread() -> tuple[mx.array, mx.array]:
+    raise NotImplementedError("[mlx_kv] attention of an installed backend reads the arrays themselves")
