@@ -8,11 +8,13 @@ replaced by the time that reading KIVI's bytes takes at copy bandwidth: no cache
 steps after a prompt that SnapKV has cut and, beside the fp16 steps of the same run, steps of other methods: those that
 hold every row at each length, those that hold a fixed number of rows after one prompt. `host_milliseconds` are steps
 over few rows of a model of as many layers with next to no weights: the time that the host takes for a step, which no
-cache can undercut. A figure is the mean of a round's steps, and the median of the rounds where there are several. A
-round has 256 steps, as many as come between two enlargements of a cache and between two times that generate_step calls
-`mx.clear_cache`, so that what goes on now and then counts as often as in a long answer. The first steps of a round, in
-which CUDA's graphs are made, do not count: 16, and 144 of the methods that hold a fixed number of rows. Caches grow from
-round to round: `rows` are those that they begin with.
+cache can undercut.
+
+Hosts stop for milliseconds now and then, at no particular step; a cache does more at some steps than at others, at the
+same ones of every 256: it packs rows, it grows, and generate_step calls `mx.clear_cache`. So caches decode in turn for
+some rounds of as many steps, a step's time is the median of its place in all rounds, and a figure the mean over a
+round's steps. `of_rounds` has the plain means. Not counted are the first 144 steps of a cache, in which CUDA's graphs
+are made, and the first 8 of a round. Caches grow from round to round: `rows` are those that they begin with.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ FIXED_ROWS = [
     "pyramidkv(budget=256)+rvq",
     "h2o(heavy=128, recent=128)+rvq(center=False)",
 ]
-WARM_UP, ROUNDS = 16, 5
-PERIOD = 144  # steps after which every form of a step has come: layers that hold few rows pack a block of 128 in turn
+WARM_UP = 144  # steps after which every form of a step has come: layers that hold few rows pack a block of 128 in turn
+ROUNDS = 5
+BEGIN = 8  # steps of a round until the device has as much to do ahead as in a long answer
 LLAMA_8B = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -93,13 +96,36 @@ def caches(model, rows):
     yield "mlx_lm_4_bit", fill([QuantizedKVCache(group_size=64, bits=4) for _ in range(layers)], rows)
 
 
-def milliseconds_per_step(model, cache, steps, warm_up=WARM_UP):
-    times, begin = [], None
-    for _ in generate_step(mx.array([1]), model, max_tokens=steps + warm_up, prompt_cache=cache):
+def milliseconds_per_step(model, caches, steps, rounds=3):
+    """Return {name: milliseconds} of caches that take turns, and the means of each round."""
+    answers = {name: generate_step(mx.array([1]), model, max_tokens=-1, prompt_cache=c) for name, c in caches.items()}
+    for tokens in answers.values():
+        seconds_of(tokens, WARM_UP)
+    times = [{name: seconds_of(tokens, steps)[BEGIN:] for name, tokens in answers.items()} for _ in range(rounds)]
+    medians = {
+        name: [statistics.median(place) for place in zip(*[r[name] for r in times], strict=True)] for name in answers
+    }
+    means = [{name: statistics.mean(seconds) * 1e3 for name, seconds in one.items()} for one in times]
+    return {name: statistics.mean(of_steps) * 1e3 for name, of_steps in medians.items()}, means
+
+
+def seconds_of(tokens, steps):
+    times, begin = [], time.perf_counter()
+    for _ in range(steps):
+        next(tokens)
         now = time.perf_counter()
-        times.append(0.0 if begin is None else now - begin)
+        times.append(now - begin)
         begin = now
-    return statistics.mean(times[warm_up:]) * 1e3
+    return times
+
+
+def refusal(model, cache):
+    """What MLX says where it has no kernel for a cache; None if it has."""
+    try:
+        next(generate_step(mx.array([1]), model, max_tokens=1, prompt_cache=cache))
+    except RuntimeError as error:
+        return str(error)
+    return None
 
 
 def attention_milliseconds(layers, rows, calls=96):
@@ -144,26 +170,18 @@ def host(layers, steps):
     small = make_model(layers, hidden_size=256, intermediate_size=256, vocab_size=1024)
     named = {"fp16": lambda: [KVCache() for _ in range(layers)]}
     named |= {spec: lambda spec=spec: mlx_kv.make_prompt_cache(small, spec) for spec in (KIVI, "dense")}
-    return {name: milliseconds_per_step(small, fill(make(), 2048), steps) for name, make in named.items()}
+    return milliseconds_per_step(small, {name: fill(make(), 2048) for name, make in named.items()}, steps)[0]
 
 
 def measure(model, rows, bandwidth, steps):
-    """Steps of each cache in turn, round by round: a host may work at half its speed for seconds."""
+    """Steps of each cache, and the ceiling."""
     held = dict(caches(model, rows))
     result = {"rows": rows, "bytes_held": {name: sum(one.nbytes for one in cache) for name, cache in held.items()}}
-    rounds = []
-    for _ in range(ROUNDS):
-        rounds.append({})
-        for name, cache in list(held.items()):
-            try:
-                rounds[-1][name] = milliseconds_per_step(model, cache, steps)
-            except RuntimeError as error:
-                if name != "mlx_lm_4_bit":
-                    raise
-                result["mlx_lm_refused"] = str(error)  # MLX's CUDA backend has no quantised product for some shapes
-                del held[name]
-    result |= {"milliseconds": {n: statistics.median(r[n] for r in rounds) for n in rounds[-1]}, "rounds": rounds}
-    del held, cache
+    if refused := refusal(model, held["mlx_lm_4_bit"]):  # MLX's CUDA backend has no quantised product for some shapes
+        result["mlx_lm_refused"] = refused
+        del held["mlx_lm_4_bit"]
+    result["milliseconds"], result["of_rounds"] = milliseconds_per_step(model, held, steps, ROUNDS)
+    del held
     mx.clear_cache()
     attention = attention_milliseconds(len(model.layers), rows)
     fp16, kivi = result["milliseconds"]["fp16"], result["milliseconds"]["kivi_2_bit"]
@@ -189,19 +207,19 @@ def prompted(model, spec, rows):
 
 def others(model, fp16, steps):
     """Milliseconds of other methods, and their speed against fp16 caches of so many rows: {spec: {rows: ...}}."""
+
+    def alone(cache):
+        milliseconds = milliseconds_per_step(model, {"": cache}, steps)[0][""]
+        mx.clear_cache()
+        return milliseconds
+
     found = {}
     for spec in EVERY_ROW + FIXED_ROWS:
-        found[spec] = {}
-        for rows in fp16:
-            if spec in EVERY_ROW:
-                cache = fill(mlx_kv.make_prompt_cache(model, spec), rows)
-                milliseconds = milliseconds_per_step(model, cache, steps)
-            elif not found[spec]:  # as many rows, and so the same steps, however long the prompt
-                cache = prompted(model, spec, 1024)
-                milliseconds = milliseconds_per_step(model, cache, steps, PERIOD)
-            found[spec][rows] = {"milliseconds": milliseconds, "speed_against_fp16": fp16[rows] / milliseconds}
-            cache = None
-            mx.clear_cache()
+        if spec in EVERY_ROW:
+            times = {rows: alone(fill(mlx_kv.make_prompt_cache(model, spec), rows)) for rows in fp16}
+        else:  # as many rows, and so the same steps, however long the prompt
+            times = dict.fromkeys(fp16, alone(prompted(model, spec, 1024)))
+        found[spec] = {n: {"milliseconds": ms, "speed_against_fp16": fp16[n] / ms} for n, ms in times.items()}
         print(spec, json.dumps(found[spec]), flush=True)
     return found
 
@@ -215,16 +233,13 @@ def after_snapkv(model, rows, budget, steps):
         "fp16_of_as_many_rows": fill([KVCache() for _ in model.layers], budget),
         "dense_of_as_many_rows": fill(mlx_kv.make_prompt_cache(model, "dense"), budget),
     }
-    rounds = [
-        {name: milliseconds_per_step(model, cache, steps) for name, cache in caches.items()} for _ in range(ROUNDS)
-    ]
-    milliseconds = {name: statistics.median(one[name] for one in rounds) for name in caches}
+    milliseconds, of_rounds = milliseconds_per_step(model, caches, steps)
     gain = milliseconds["fp16"] - milliseconds["fp16_of_as_many_rows"]
     return {
         "spec": spec,
         "prompt_rows": rows,
         "milliseconds": milliseconds,
-        "rounds": rounds,
+        "of_rounds": of_rounds,
         "bytes_held": sum(one.nbytes for one in caches["snapkv"]),
         "share_of_as_many_rows_gain": (milliseconds["fp16"] - milliseconds["snapkv"]) / gain if gain > 0 else None,
     }

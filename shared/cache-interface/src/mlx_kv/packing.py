@@ -136,10 +136,13 @@ class PackedStore(Store, Generic[Side]):
         room = min(min(side.tail.room) for side in (self.keys, self.values))
         # Blocks of rows end at multiples of WAITING: what has become due before is packed there as well.
         to_multiple = (self._rollback - self._rows[0]) % WAITING
-        overdue = bisect_right(
-            range(to_multiple), False, key=lambda tokens: self._overdue([n + tokens for n in self._rows], WAITING)
-        )
-        return min(room, overdue)
+
+        def overdue(tokens: int) -> bool:
+            return self._overdue([n + tokens for n in self._rows], WAITING)
+
+        if to_multiple and overdue(to_multiple - 1):
+            to_multiple = bisect_right(range(to_multiple), False, key=overdue)
+        return min(room, to_multiple)
 
     def _overdue(self, rows: Sequence[int], waiting: int) -> bool:
         """Tell whether more are due in sequences of so many rows than so many on sides whose rows may wait."""
