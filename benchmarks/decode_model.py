@@ -206,22 +206,19 @@ def prompted(model, spec, rows):
 
 
 def others(model, fp16, steps):
-    """Milliseconds of other methods, and their speed against fp16 caches of so many rows: {spec: {rows: ...}}."""
+    """Yield other methods' milliseconds, and their speed against fp16 caches of so many rows: spec, {rows: ...}."""
 
     def alone(cache):
         milliseconds = milliseconds_per_step(model, {"": cache}, steps)[0][""]
         mx.clear_cache()
         return milliseconds
 
-    found = {}
     for spec in EVERY_ROW + FIXED_ROWS:
         if spec in EVERY_ROW:
             times = {rows: alone(fill(mlx_kv.make_prompt_cache(model, spec), rows)) for rows in fp16}
         else:  # as many rows, and so the same steps, however long the prompt
             times = dict.fromkeys(fp16, alone(prompted(model, spec, 1024)))
-        found[spec] = {n: {"milliseconds": ms, "speed_against_fp16": fp16[n] / ms} for n, ms in times.items()}
-        print(spec, json.dumps(found[spec]), flush=True)
-    return found
+        yield spec, {n: {"milliseconds": ms, "speed_against_fp16": fp16[n] / ms} for n, ms in times.items()}
 
 
 def after_snapkv(model, rows, budget, steps):
@@ -279,8 +276,11 @@ def main():
     print(json.dumps(results["after_snapkv"]), flush=True)
     write(arguments.output, results)
     fp16 = {case["rows"]: case["milliseconds"]["fp16"] for case in results["cases"]}
-    results["others"] = others(model, fp16, arguments.steps)
-    write(arguments.output, results)
+    results["others"] = {}
+    for spec, of_rows in others(model, fp16, arguments.steps):
+        results["others"][spec] = of_rows
+        print(spec, json.dumps(of_rows), flush=True)
+        write(arguments.output, results)
 
 
 def write(output, results):
