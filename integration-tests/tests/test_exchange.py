@@ -7,7 +7,9 @@ import pytest
 
 from mlx_kv.accumulation import AccumulatingPolicy
 from mlx_kv.policy import Policy
+from mlx_kv.testing.accumulation_checks import kept
 from mlx_kv.testing.driving import SCALE, contents, feed, new_cache, random_tokens, same_bits
+from mlx_kv_kernels.launch import forget_launches
 from mlx_kv_kernels.testing import legs
 
 pytestmark = pytest.mark.needs("h2o", "keyformer", "fused")
@@ -101,6 +103,7 @@ def test_steps_that_nobody_evaluates_follow_each_other(backend, method):
 
 def test_a_case_without_a_kernel_is_taken_op_by_op(backend, monkeypatch):
     """Nothing has changed by then."""
+    forget_launches()  # which know of the kernels
     found = answered(monkeypatch)
     monkeypatch.setattr("mlx_kv_fused_attention.backend.refusal", lambda *case: "there is none")
     ours, theirs = new_cache(METHODS[0]), op_by_op(new_cache(METHODS[0]))
@@ -108,5 +111,51 @@ def test_a_case_without_a_kernel_is_taken_op_by_op(backend, monkeypatch):
         feed(cache, random_tokens(0, 60), [59, 1])
     for i in range(4):
         assert same_bits(*[take(cache, random_tokens(i, 1)) for cache in (ours, theirs)])
+    forget_launches()  # which know of none
     assert found
     assert not any(found)
+
+
+def attention_in_ops(layout, queries, scale, sinks, logits):
+    """What kernels give over one sequence of dense rows, in ops that MLX can trace."""
+    keys, values, *newest = layout.arrays
+    held = layout.extent.places[0][4]
+    keys, values = (mx.concatenate([x[:, :, :held], n], 2) for x, n in zip((keys, values), newest, strict=True))
+    group = queries.shape[1] // keys.shape[1]
+    scores = scale * queries @ mx.repeat(keys, group, 1).swapaxes(2, 3)
+    return mx.softmax(scores, axis=-1) @ mx.repeat(values, group, 1), scores
+
+
+def accumulation_in_ops(arrays, noisy, backend):
+    """The same for accumulate_scores, of a step in which a row goes."""
+    logits, scores, positions, _, factors, _, rooms, tokens = arrays
+    rows = mx.arange(scores.shape[2])[:, None]
+    newest, held = rows == rooms[1] - 1, rows < rooms[1]
+    shares = mx.softmax(logits / factors[1], axis=-1).reshape(1, scores.shape[1], -1, logits.shape[3]).mean(2)
+    shares = mx.pad(shares, [(0, 0), (0, 0), (0, scores.shape[2] - shares.shape[2])])[..., None]
+    sums = mx.where(newest, 0, scores) + shares
+    positions = mx.where(newest, tokens[0], positions)
+    going = mx.argmin(mx.where(held & (positions < tokens[1]), sums, float("inf")), axis=2, keepdims=True)
+    goes = rows == going
+    sums, positions = (mx.where(goes, mx.where(newest, x, 0).sum(2, keepdims=True), x) for x in (sums, positions))
+    return sums, positions, going[..., 0, 0].astype(mx.uint32)
+
+
+@pytest.mark.parametrize("method", ["h2o(heavy=20, recent=12)", "keyformer(budget=32, noise=0.0)"])
+def test_what_changes_from_step_to_step_is_not_compiled_in(monkeypatch, method):
+    """Compiled here as for a GPU, with MLX's ops in place of kernels; beside them the reference."""
+    monkeypatch.setattr("mlx_kv.exchange.resolve_backend", lambda: "cuda")
+    monkeypatch.setattr("mlx_kv.exchange.attention.over", attention_in_ops)
+    monkeypatch.setattr("mlx_kv.exchange.launch_accumulate", accumulation_in_ops)
+    forget_launches()
+    found = answered(monkeypatch)
+    ours, theirs = new_cache(method), op_by_op(new_cache(method))
+    monkeypatch.setattr("mlx_kv.attention._backends", dict)  # op by op everything is the reference's
+    for cache in (ours, theirs):
+        feed(cache, random_tokens(0, 60), [59, 1])
+    for i in range(40):
+        got, expected = (take(cache, random_tokens(i, 1)) for cache in (ours, theirs))
+        assert mx.allclose(got, expected, rtol=1e-5, atol=1e-5)  # float32 sums in another order
+        assert kept(ours) == kept(theirs)
+    forget_launches()
+    assert sum(found) >= 38
