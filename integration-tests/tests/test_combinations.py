@@ -78,3 +78,13 @@ def test_a_second_turn_over_quantised_rows_stays_within_budget():
         assert cache.store.lengths == [100]
         assert np.isfinite(np.array(cache.keys_and_values()[0])).all()
         feed(cache, random_tokens(9 + turn, 10), [1] * 10)
+
+
+@pytest.mark.needs("h2o", "rvq")
+def test_rows_wait_to_be_packed_where_a_policy_watches_every_token():
+    """To have arrays evaluated is no reason to pack."""
+    cache = new_cache("h2o(heavy=96, recent=96)+rvq(center=False)")
+    feed(cache, random_tokens(0, 300), [299, 1])
+    for i in range(3):
+        step(cache, random_tokens(i, 1))
+    assert cache.store.rows_wait

@@ -131,7 +131,7 @@ class CompressedKVCache(BatchProtocol, SeamCache):
             # written to.
             self.store.settle()
         if chunk > 1 or changed:
-            held = [*self.store.arrays().values(), *self.policy.arrays().values()]
+            held = [*self.store.held(), *self.policy.arrays().values()]
             output = cast("mx.array", mx.depends(output, held))
         return output
 

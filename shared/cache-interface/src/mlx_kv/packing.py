@@ -223,6 +223,11 @@ class PackedStore(Store, Generic[Side]):
         sides = (("keys", self.keys), ("values", self.values))
         return {f"{side}_{name}": buffer for side, rows in sides for name, buffer in rows.buffers().items()}
 
+    def held(self) -> list[mx.array]:
+        """Return the arrays; what waits to be packed goes on waiting."""
+        buffers = [*self.keys.buffers().values(), *self.values.buffers().values()]
+        return [buffer.data for buffer in buffers if buffer.data is not None]
+
     def blank(self, batch: int) -> Self:
         """Return a store of the same configuration with `batch` empty sequences."""
         store = super().blank(batch)

@@ -170,6 +170,10 @@ class Store(ABC):
         """Every array held, by the name of its buffer."""
         return {name: buffer.data for name, buffer in self.buffers().items() if buffer.data is not None}
 
+    def held(self) -> list[mx.array]:
+        """Return the arrays held as they are now, which the cache has evaluated with attention's output."""
+        return list(self.arrays().values())
+
     def places(self) -> dict[str, Any]:
         """Everything else that `load` needs, as numbers and lists that JSON can hold."""
         return {name: buffer.places for name, buffer in self.buffers().items()}
