@@ -10,11 +10,13 @@ hold every row at each length, those that hold a fixed number of rows after one 
 over few rows of a model of as many layers with next to no weights: the time that the host takes for a step, which no
 cache can undercut.
 
-Hosts stop for milliseconds now and then, at no particular step; a cache does more at some steps than at others, at the
-same ones of every 256: it packs rows, it grows, and generate_step calls `mx.clear_cache`. So caches decode in turn for
-some rounds of as many steps, a step's time is the median of its place in all rounds, and a figure the mean over a
-round's steps. `of_rounds` has the plain means. Not counted are the first 144 steps of a cache, in which CUDA's graphs
-are made, and the first 8 of a round. Caches grow from round to round: `rows` are those that they begin with.
+Hosts stop for milliseconds now and then, at no particular step; a cache does more at some steps than at others, at
+the same ones of every 256: it packs rows, it grows, and generate_step calls `mx.clear_cache`. So caches of one length
+decode in turn for some rounds of as many steps, a step's time is the median of its place in all rounds, and a figure
+the mean over a round's steps: without the stops, which `of_rounds`, the plain means, has as well. Not counted are the
+first 144 steps of a cache, in which CUDA's graphs are made, and the first 8 of a round. Caches grow meanwhile: they
+begin with `rows` and have `mean_rows` on the mean, for which the ceiling is worked out. The other methods decode
+alone, each at its own time, for fewer rounds.
 """
 
 from __future__ import annotations
@@ -176,16 +178,18 @@ def host(layers, steps):
 def measure(model, rows, bandwidth, steps):
     """Steps of each cache, and the ceiling."""
     held = dict(caches(model, rows))
-    result = {"rows": rows, "bytes_held": {name: sum(one.nbytes for one in cache) for name, cache in held.items()}}
+    begin = bytes_of(held)
+    result = {"rows": rows, "mean_rows": rows + WARM_UP + ROUNDS * steps // 2, "bytes_held": begin}
     if refused := refusal(model, held["mlx_lm_4_bit"]):  # MLX's CUDA backend has no quantised product for some shapes
         result["mlx_lm_refused"] = refused
         del held["mlx_lm_4_bit"]
     result["milliseconds"], result["of_rounds"] = milliseconds_per_step(model, held, steps, ROUNDS)
+    kivi_bytes = (begin["kivi_2_bit"] + bytes_of(held)["kivi_2_bit"]) / 2
     del held
     mx.clear_cache()
-    attention = attention_milliseconds(len(model.layers), rows)
+    attention = attention_milliseconds(len(model.layers), result["mean_rows"])
     fp16, kivi = result["milliseconds"]["fp16"], result["milliseconds"]["kivi_2_bit"]
-    ceiling = fp16 - attention + result["bytes_held"]["kivi_2_bit"] / bandwidth * 1e3
+    ceiling = fp16 - attention + kivi_bytes / bandwidth * 1e3
     gain = fp16 - ceiling
     return {
         **result,
@@ -194,6 +198,10 @@ def measure(model, rows, bandwidth, steps):
         "share_of_ceilings_gain": (fp16 - kivi) / gain if gain > 0 else None,
         "speed_against_fp16": fp16 / kivi,
     }
+
+
+def bytes_of(held):
+    return {name: sum(one.nbytes for one in cache) for name, cache in held.items()}
 
 
 def prompted(model, spec, rows):
@@ -248,7 +256,7 @@ def main():
     parser.add_argument("--rows", type=int, nargs="*", default=[2048, 8192, 32768, 131072])
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--snapkv", type=int, nargs=2, default=[32768, 1024], help="rows of the prompt, and rows kept")
-    parser.add_argument("--steps", type=int, default=256, help="of a round")
+    parser.add_argument("--steps", type=int, default=256, help="of a round, a multiple of 256")
     parser.add_argument("--commit", help="default: what git says")
     arguments = parser.parse_args()
     model, bandwidth = make_model(arguments.layers), copy_bandwidth()

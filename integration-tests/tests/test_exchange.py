@@ -13,7 +13,11 @@ from mlx_kv_kernels.launch import forget_launches
 from mlx_kv_kernels.testing import legs
 
 pytestmark = pytest.mark.needs("h2o", "keyformer", "fused")
-METHODS = ["h2o(heavy=20, recent=12)", "keyformer(budget=32)"]
+METHODS = [
+    "h2o(heavy=20, recent=12)",
+    "keyformer(budget=32)",
+    "h2o(heavy=0.3, recent=0.2)",
+]  # the last grows with prompts
 
 
 @pytest.fixture(params=sorted({leg.backend for leg in legs()}))
@@ -21,6 +25,14 @@ def backend(request, monkeypatch):
     """Each backend there is that has kernels."""
     monkeypatch.setenv("MLX_KV_BACKEND", request.param)
     return request.param
+
+
+@pytest.fixture
+def launches_of_its_own():
+    """Launches of this test serve no other, and those of others not this one."""
+    forget_launches()
+    yield
+    forget_launches()
 
 
 def op_by_op(cache):
@@ -72,8 +84,9 @@ def test_steps_are_the_same_to_the_bit(backend, monkeypatch, method, with_sinks)
     prompt = random_tokens(0, 60)
     for cache in (ours, theirs):
         feed(cache, prompt, [40, 19, 1])
-    for i, between in enumerate([None, looked_at, None, None, copied, None, loaded, merged, None, None, "chunk", None]):
-        tokens = random_tokens(100 + i, 7 if between == "chunk" else 1)
+    walk = [None, looked_at, None, None, copied, None, loaded, merged, None, None, "chunk", None, None, None, None]
+    for i, between in enumerate(walk):
+        tokens = random_tokens(100 + i, 41 if between == "chunk" else 1)
         if callable(between):
             after = between(ours)
             if between is not looked_at:
@@ -86,8 +99,37 @@ def test_steps_are_the_same_to_the_bit(backend, monkeypatch, method, with_sinks)
     assert contents(ours.store) == contents(theirs.store)
     for name, array in ours.policy.arrays().items():
         assert same_bits(array, theirs.policy.arrays()[name])
-    # The first token of each stretch, whose budget may not be full, is taken op by op.
+    # The first tokens of each stretch, whose budget may not be full, are taken op by op.
     assert sum(found) >= 6
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_look_between_a_token_and_its_attention_loses_no_row(backend, method):
+    ours, theirs = new_cache(method), op_by_op(new_cache(method))
+    for cache in (ours, theirs):
+        feed(cache, random_tokens(0, 60), [59, 1])
+    for i in range(8):
+        tokens = random_tokens(100 + i, 1)
+        keys, values = ours.update_and_fetch(tokens.keys, tokens.values)
+        if i in (0, 4):
+            assert ours.nbytes
+        got = ours.attend(tokens.queries, keys, values, SCALE, None)
+        # Rows stand in another order then: sums of float32 attention over some thirty rows.
+        assert mx.allclose(got, take(theirs, tokens), rtol=1e-5, atol=1e-5)
+    assert kept(ours) == kept(theirs)
+
+
+@pytest.mark.parametrize(("heads", "key_dim", "value_dim"), [(1, 64, 64), (4, 64, 64), (2, 32, 64), (2, 64, 128)])
+def test_tokens_of_another_shape_are_refused(backend, heads, key_dim, value_dim):
+    """And those that follow go on as if they had not come."""
+    ours, theirs = new_cache(METHODS[0]), new_cache(METHODS[0])
+    for cache in (ours, theirs):
+        feed(cache, random_tokens(0, 60), [59, 1])
+    for i in range(6):
+        keys, values = mx.ones((1, heads, 1, key_dim)), mx.ones((1, heads, 1, value_dim))
+        with pytest.raises(ValueError, match="expected rows of 2 heads and 64 channels"):
+            ours.update_and_fetch(keys, values)
+        assert same_bits(*[take(cache, random_tokens(i, 1)) for cache in (ours, theirs)])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -101,9 +143,9 @@ def test_steps_that_nobody_evaluates_follow_each_other(backend, method):
     assert all(same_bits(*pair) for pair in zip(*outputs, strict=True))
 
 
+@pytest.mark.usefixtures("launches_of_its_own")
 def test_a_case_without_a_kernel_is_taken_op_by_op(backend, monkeypatch):
     """Nothing has changed by then."""
-    forget_launches()  # which know of the kernels
     found = answered(monkeypatch)
     monkeypatch.setattr("mlx_kv_fused_attention.backend.refusal", lambda *case: "there is none")
     ours, theirs = new_cache(METHODS[0]), op_by_op(new_cache(METHODS[0]))
@@ -111,7 +153,6 @@ def test_a_case_without_a_kernel_is_taken_op_by_op(backend, monkeypatch):
         feed(cache, random_tokens(0, 60), [59, 1])
     for i in range(4):
         assert same_bits(*[take(cache, random_tokens(i, 1)) for cache in (ours, theirs)])
-    forget_launches()  # which know of none
     assert found
     assert not any(found)
 
@@ -141,13 +182,13 @@ def accumulation_in_ops(arrays, noisy, backend):
     return sums, positions, going[..., 0, 0].astype(mx.uint32)
 
 
+@pytest.mark.usefixtures("launches_of_its_own")
 @pytest.mark.parametrize("method", ["h2o(heavy=20, recent=12)", "keyformer(budget=32, noise=0.0)"])
 def test_what_changes_from_step_to_step_is_not_compiled_in(monkeypatch, method):
     """Compiled here as for a GPU, with MLX's ops in place of kernels; beside them the reference."""
     monkeypatch.setattr("mlx_kv.exchange.resolve_backend", lambda: "cuda")
     monkeypatch.setattr("mlx_kv.exchange.attention.over", attention_in_ops)
     monkeypatch.setattr("mlx_kv.exchange.launch_accumulate", accumulation_in_ops)
-    forget_launches()
     found = answered(monkeypatch)
     ours, theirs = new_cache(method), op_by_op(new_cache(method))
     monkeypatch.setattr("mlx_kv.attention._backends", dict)  # op by op everything is the reference's
@@ -157,5 +198,4 @@ def test_what_changes_from_step_to_step_is_not_compiled_in(monkeypatch, method):
         got, expected = (take(cache, random_tokens(i, 1)) for cache in (ours, theirs))
         assert mx.allclose(got, expected, rtol=1e-5, atol=1e-5)  # float32 sums in another order
         assert kept(ours) == kept(theirs)
-    forget_launches()
     assert sum(found) >= 38

@@ -55,6 +55,8 @@ def _launch(format: Format, extent: Extent, scale: float, noisy: bool, backend: 
         of_scores, sinks = arrays[8:15], arrays[15] if len(arrays) > 15 else None
         of_heads = mx.expand_dims(places, (2, 3))
         written = put_rows(keys, of_heads, last_keys), put_rows(values, of_heads, last_values)
+        # The numbers that attention hands to its kernel are compiled in: they are the same at all steps of this extent,
+        # and have been evaluated with the first of them, which is not compiled.
         attended = attention.over(Layout(format, (*written, *newest), extent, _unread), queries, scale, sinks, True)
         if attended is None:
             return []

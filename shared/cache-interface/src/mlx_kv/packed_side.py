@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .rows import RowBuffer, Span
+from .rows import RowBuffer, Span, refuse_others
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -59,15 +59,10 @@ class PackedSide(ABC):
         scales = {name: buffer for name, (buffer, _) in self.scales().items()}
         return {"codes": self.codes, **scales, "exact": self.exact, "tail": self.tail}
 
-    def refuse_others(self, heads: int, dim: int) -> None:
+    def refuse_others(self, rows: Float[mx.array, "batch heads rows dim"]) -> None:
         """Refuse rows of other heads or another dim than those held, with ValueError."""
         array = self.exact.data if self.tail.data is None else self.tail.data  # both may have become empty
-        held = self.appended if array is None else (array.shape[1], array.shape[3])
-        if held is not None and (heads, dim) != held:
-            raise ValueError(
-                f"[mlx_kv] expected rows of {held[0]} heads and {held[1]} channels, as the store holds, "
-                f"got {heads} and {dim}"
-            )
+        refuse_others(self.appended if array is None else (array.shape[1], array.shape[3]), rows)
 
     def append(self, rows: Float[mx.array, "batch heads rows dim"], spans: Sequence[Span]) -> None:
         """Append a chunk to the tail."""

@@ -97,7 +97,7 @@ class PackedStore(Store, Generic[Side]):
             )
         self.check(keys.shape[3], values.shape[3])
         for side, rows in ((self.keys, keys), (self.values, values)):
-            side.refuse_others(rows.shape[1], rows.shape[3])
+            side.refuse_others(rows)
         if not self._rows:
             self.load({}, self.blank(len(spans)).places())
         self.settle()

@@ -213,3 +213,13 @@ def put_rows(
 ) -> Shaped[mx.array, "1 heads total width"]:
     """Return `data` with rows of each head at `places`; in the same memory, if nobody else holds the array."""
     return mx.put_along_axis(data, places, rows, axis=2)
+
+
+def refuse_others(held: tuple[int, int] | None, rows: Shaped[mx.array, "batch heads chunk width"]) -> None:
+    """Refuse rows of other heads or another width than those held, with ValueError; anything goes with None."""
+    heads, width = rows.shape[1], rows.shape[3]
+    if held is not None and (heads, width) != held:
+        raise ValueError(
+            f"[mlx_kv] expected rows of {held[0]} heads and {held[1]} channels, as the store holds, "
+            f"got {heads} and {width}"
+        )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import mlx.core as mx
 
 from .layout import Extent, Format, Layout, dense_format, extent
-from .rows import ONE_TOKEN, RowBuffer, Span
+from .rows import ONE_TOKEN, RowBuffer, Span, refuse_others
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -216,10 +216,11 @@ class DenseStore(Store):
         self._replaced: tuple[Sequence[int], mx.array] | None = None  # rows that make way for them
         self._overdue: tuple[Rows, Sequence[int], mx.array] | None = None  # rows before them, to be written over others
         self._steady: tuple[Format, Extent] | None = None  # while each token takes the place of another, and no more
+        self._token: tuple[object, ...] = ()  # what the newest token was like
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies describe themselves anew: formats are compared by identity."""
-        return {**self.__dict__, "_steady": None}
+        """Copies find out anew what dtypes are part of, which cannot be copied, and formats, compared by identity."""
+        return {**self.__dict__, "_steady": None, "_token": ()}
 
     def accept(self, policy: Policy) -> None:
         """Let newest rows wait where a row goes at every step, and grow by few rows: the length then stays."""
@@ -237,21 +238,28 @@ class DenseStore(Store):
     def append(self, keys: mx.array, values: mx.array, spans: Sequence[Span] | None = None) -> None:
         """Append a chunk."""
         spans = whole(keys) if spans is None else spans
-        if self._steady and self._newest and self._replaced and self._newest[0].shape == keys.shape:
+        token = keys.shape, values.shape, keys.dtype, values.dtype
+        if self._steady and self._newest and self._replaced and self._token == token:
             self._overdue = (self._newest, *self._replaced)
             self._newest, self._spans, self._replaced = (keys, values), spans, None
             return
+        if token != self._token:
+            for data, rows in ((self.keys.data, keys), (self.values.data, values)):
+                refuse_others(None if data is None else (data.shape[1], data.shape[3]), rows)
         self._write_overdue()
         self._turn()
         if keys.shape[2] > 1:
             self._write_overdue()
         else:
-            self._newest = keys, values
+            self._newest, self._token = (keys, values), token
             if self._waits:
                 self._spans = spans
                 counts = [last - first for first, last in spans]
-                for buffer, rows in ((self.keys, keys), (self.values, values)):
+                held = [
                     buffer.reserve(counts, rows.shape[1], rows.shape[3], rows.dtype)
+                    for buffer, rows in ((self.keys, keys), (self.values, values))
+                ]
+                self._newest = keys.astype(held[0].dtype), values.astype(held[1].dtype)
                 return
         self.keys.append(keys, spans)
         self.values.append(values, spans)
@@ -309,6 +317,9 @@ class DenseStore(Store):
         if self._spans:
             self._spans = [(0, 0) if b in sequences else span for b, span in enumerate(self._spans)]
         else:  # it has been written behind the others
+            if self._newest is None:
+                last = [(max(n - 1, 0), n) for n in self.lengths]
+                self._newest = self.keys.part(last), self.values.part(last)
             dropped = [int(b in sequences) for b in range(len(self.lengths))]
             self.keys.drop_back(dropped)
             self.values.drop_back(dropped)
@@ -352,6 +363,12 @@ class DenseStore(Store):
     def buffers(self) -> dict[str, RowBuffer]:
         """The two buffers."""
         return {"keys": self.keys, "values": self.values}
+
+    def load(self, arrays: Mapping[str, mx.array], places: Mapping[str, Any]) -> None:
+        """Take over another store's arrays and places; nothing waits then."""
+        self._newest = self._replaced = self._overdue = self._steady = None
+        self._spans, self._token = (), ()
+        super().load(arrays, places)
 
     def fresh(self) -> Self:
         """Return an empty dense store."""

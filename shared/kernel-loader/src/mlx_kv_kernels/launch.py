@@ -37,9 +37,8 @@ class Launch:
     def __call__(self, inputs: list[mx.array]) -> list[mx.array]:
         """Launch."""
         if self._first:
-            self._first = False
             outputs = self._function(inputs)
-            self._function = mx.compile(self._function)
+            self._function, self._first = mx.compile(self._function), False
             return outputs
         return self._function(inputs)
 
