@@ -8,7 +8,7 @@ import pytest
 from mlx_kv.accumulation import AccumulatingPolicy
 from mlx_kv.policy import Policy
 from mlx_kv.testing.accumulation_checks import kept
-from mlx_kv.testing.driving import SCALE, contents, feed, new_cache, random_tokens, same_bits
+from mlx_kv.testing.driving import SCALE, Tokens, contents, feed, new_cache, random_tokens, same_bits
 from mlx_kv_kernels.launch import forget_launches
 from mlx_kv_kernels.testing import legs
 
@@ -117,6 +117,21 @@ def test_a_look_between_a_token_and_its_attention_loses_no_row(backend, method):
         # Rows stand in another order then: sums of float32 attention over some thirty rows.
         assert mx.allclose(got, take(theirs, tokens), rtol=1e-5, atol=1e-5)
     assert kept(ours) == kept(theirs)
+
+
+def test_tokens_of_another_dtype_are_held_in_the_store_s(backend):
+    """As chunks of several are: attention reads the newest beside the others."""
+    ours, theirs = new_cache(METHODS[0]), new_cache(METHODS[0])
+    for cache in (ours, theirs):
+        feed(cache, random_tokens(0, 60), [59, 1])
+    for i in range(5):
+        half = random_tokens(i, 1, mx.float16)
+        same = [Tokens(half.queries.astype(mx.float32), *rows) for rows in ((half.keys, half.values), cast(half))]
+        assert same_bits(*[take(cache, tokens) for cache, tokens in zip((ours, theirs), same, strict=True)])
+
+
+def cast(tokens):
+    return tokens.keys.astype(mx.float32), tokens.values.astype(mx.float32)
 
 
 @pytest.mark.parametrize(("heads", "key_dim", "value_dim"), [(1, 64, 64), (4, 64, 64), (2, 32, 64), (2, 64, 128)])

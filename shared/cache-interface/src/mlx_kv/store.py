@@ -72,7 +72,11 @@ class Store(ABC):
         values: Float[mx.array, "batch kv_heads chunk value_dim"],
         spans: Sequence[Span] | None = None,
     ) -> None:
-        """Append a chunk; of sequence b only the rows spans[b][0]..spans[b][1]-1 are real (default: all)."""
+        """Append a chunk; of sequence b only the rows spans[b][0]..spans[b][1]-1 are real (default: all).
+
+        Raises:
+            ValueError: if the rows do not fit those held, of which nothing has changed then.
+        """
 
     @abstractmethod
     def dense(self) -> tuple[mx.array, mx.array]:
@@ -259,7 +263,8 @@ class DenseStore(Store):
                     buffer.reserve(counts, rows.shape[1], rows.shape[3], rows.dtype)
                     for buffer, rows in ((self.keys, keys), (self.values, values))
                 ]
-                self._newest = keys.astype(held[0].dtype), values.astype(held[1].dtype)
+                if (keys.dtype, values.dtype) != (held[0].dtype, held[1].dtype):
+                    self._newest, self._token = (keys.astype(held[0].dtype), values.astype(held[1].dtype)), ()
                 return
         self.keys.append(keys, spans)
         self.values.append(values, spans)
