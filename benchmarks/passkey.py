@@ -19,7 +19,7 @@ from mlx_kv_cli.blas import load_openblas
 load_openblas()
 
 import mlx_kv  # noqa: E402 (OpenBLAS comes first)
-from mlx_kv.store import DenseStore  # noqa: E402
+from mlx_kv import DenseStore  # noqa: E402
 from mlx_kv.testing.baselines import LastRows, RandomRows  # noqa: E402
 from mlx_kv.window import WindowOptions  # noqa: E402
 from mlx_kv_cli import lm  # noqa: E402

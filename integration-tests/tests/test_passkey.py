@@ -2,8 +2,7 @@
 
 import pytest
 
-from mlx_kv import CompressedKVCache, make_prompt_cache
-from mlx_kv.store import DenseStore
+from mlx_kv import CompressedKVCache, DenseStore, make_prompt_cache
 from mlx_kv.testing.baselines import LastRows, RandomRows
 from mlx_kv.testing.exponentials import numpy_exponentials
 from mlx_kv.window import WindowOptions

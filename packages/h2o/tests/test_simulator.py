@@ -41,4 +41,4 @@ def test_kernels_keep_the_simulator_s_rows(monkeypatch, batch):
     emulator = pytest.importorskip("mlx_kv_emulator")
     monkeypatch.setenv("MLX_KV_BACKEND", "emulator")
     with emulator.settings(mode="check"):
-        compare_walk("h2o(heavy=20, recent=12)", simulator("h2o(heavy=20, recent=12)"), batch=batch, steps=6)
+        compare_walk("h2o(heavy=20, recent=12)", simulator("h2o(heavy=20, recent=12)"), batch=batch, steps=6, dim=64)

@@ -51,4 +51,6 @@ def test_kernels_keep_the_simulator_s_rows(monkeypatch):
     emulator = pytest.importorskip("mlx_kv_emulator")
     monkeypatch.setenv("MLX_KV_BACKEND", "emulator")
     with emulator.settings(mode="check"):
-        compare_walk("keyformer(budget=32, seed=7)", simulator("keyformer(budget=32, seed=7)"), batch=2, steps=6)
+        compare_walk(
+            "keyformer(budget=32, seed=7)", simulator("keyformer(budget=32, seed=7)"), batch=2, steps=6, dim=64
+        )

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_kv import CompressedKVCache, make_prompt_cache
-from mlx_kv.store import DenseStore
+from mlx_kv import CompressedKVCache, DenseStore, make_prompt_cache
 from mlx_kv.testing.baselines import LastRows
 from mlx_kv.window import WindowOptions
 from mlx_kv_cli import lm, passkey

@@ -3,8 +3,7 @@
 import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache
 
-from mlx_kv import CompressedKVCache, make_prompt_cache
-from mlx_kv.store import DenseStore
+from mlx_kv import CompressedKVCache, DenseStore, make_prompt_cache
 from mlx_kv.testing.baselines import LastRows
 from mlx_kv.window import WindowOptions
 from mlx_kv_cli import lm

@@ -6,10 +6,11 @@ import ast
 import dataclasses
 from typing import Any, Self, cast
 
+from .dense import Dense
 from .errors import SpecError
 from .plugins import Method, load_method
 from .policy import KeepAll, Policy
-from .store import Dense, Geometry, Store
+from .store import Geometry, Store
 
 
 @dataclasses.dataclass(frozen=True)

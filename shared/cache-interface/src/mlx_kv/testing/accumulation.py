@@ -118,6 +118,7 @@ def compare_walk(
     steps: int = 200,
     seed: int = 0,
     sinks: bool = False,
+    dim: int = 16,
 ) -> Decisions:
     """Drive a policy over dense rows and a simulator through the same random chunks; after each the rows are equal.
 
@@ -132,11 +133,12 @@ def compare_walk(
         steps: chunks, most of them of one token.
         seed: of all that is random.
         sinks: give the heads attention sinks.
+        dim: channels of a head.
 
     Raises:
         ConformanceError: if other rows are held than the simulator's.
     """
-    rng, decisions, kv_heads, dim = np.random.default_rng(seed), Decisions(), 2, 16
+    rng, decisions, kv_heads = np.random.default_rng(seed), Decisions(), 2
     policy, store = Spec.parse(spec).create(Geometry(3, group * kv_heads, kv_heads, dim, dim))
     extra = rng.standard_normal(group * kv_heads).astype(np.float32) if sinks else None
 

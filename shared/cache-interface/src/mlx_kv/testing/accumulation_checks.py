@@ -11,8 +11,8 @@ import numpy as np
 
 from ..accumulation import BLOCK, AccumulatingPolicy
 from ..cache import CompressedKVCache
+from ..dense import DenseStore
 from ..spec import Spec
-from ..store import DenseStore
 from .driving import (
     GEOMETRY,
     SCALE,

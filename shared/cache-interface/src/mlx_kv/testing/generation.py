@@ -18,9 +18,9 @@ from mlx_lm.generate import (
 )
 from mlx_lm.models.cache import LRUPromptCache
 
+from ..dense import DenseStore
 from ..factory import install, make_prompt_cache
 from ..spec import Spec
-from ..store import DenseStore
 from .driving import GEOMETRY, expect, fail
 from .models import tiny_model
 
