@@ -172,19 +172,16 @@ def test_a_case_without_a_kernel_is_taken_op_by_op(backend, monkeypatch):
     assert not any(found)
 
 
-def attention_in_ops(layout, queries, scale, sinks, logits):
-    """What kernels give over one sequence of dense rows, in ops that MLX can trace."""
+def step_in_ops(layout, queries, scale, of_scores, noisy):
+    """What kernels give over one sequence of dense rows of which one goes, in ops that MLX can trace."""
     keys, values, *newest = layout.arrays
     held = layout.extent.places[0][4]
     keys, values = (mx.concatenate([x[:, :, :held], n], 2) for x, n in zip((keys, values), newest, strict=True))
     group = queries.shape[1] // keys.shape[1]
-    scores = scale * queries @ mx.repeat(keys, group, 1).swapaxes(2, 3)
-    return mx.softmax(scores, axis=-1) @ mx.repeat(values, group, 1), scores
+    logits = scale * queries @ mx.repeat(keys, group, 1).swapaxes(2, 3)
+    output = mx.softmax(logits, axis=-1) @ mx.repeat(values, group, 1)
 
-
-def accumulation_in_ops(arrays, noisy, backend):
-    """The same for accumulate_scores, of a step in which a row goes."""
-    logits, scores, positions, _, factors, _, rooms, tokens = arrays
+    scores, positions, _, factors, _, rooms, tokens = of_scores
     rows = mx.arange(scores.shape[2])[:, None]
     newest, held = rows == rooms[1] - 1, rows < rooms[1]
     shares = mx.softmax(logits / factors[1], axis=-1).reshape(1, scores.shape[1], -1, logits.shape[3]).mean(2)
@@ -194,7 +191,7 @@ def accumulation_in_ops(arrays, noisy, backend):
     going = mx.argmin(mx.where(held & (positions < tokens[1]), sums, float("inf")), axis=2, keepdims=True)
     goes = rows == going
     sums, positions = (mx.where(goes, mx.where(newest, x, 0).sum(2, keepdims=True), x) for x in (sums, positions))
-    return sums, positions, going[..., 0, 0].astype(mx.uint32)
+    return [output, sums, positions, going[..., 0, 0].astype(mx.uint32)]
 
 
 @pytest.mark.usefixtures("launches_of_its_own")
@@ -202,8 +199,7 @@ def accumulation_in_ops(arrays, noisy, backend):
 def test_what_changes_from_step_to_step_is_not_compiled_in(monkeypatch, method):
     """Compiled here as for a GPU, with MLX's ops in place of kernels; beside them the reference."""
     monkeypatch.setattr("mlx_kv.exchange.resolve_backend", lambda: "cuda")
-    monkeypatch.setattr("mlx_kv.exchange.attention.over", attention_in_ops)
-    monkeypatch.setattr("mlx_kv.exchange.launch_accumulate", accumulation_in_ops)
+    monkeypatch.setattr("mlx_kv.exchange.attention.over_and_score", step_in_ops)
     found = answered(monkeypatch)
     ours, theirs = new_cache(method), op_by_op(new_cache(method))
     monkeypatch.setattr("mlx_kv.attention._backends", dict)  # op by op everything is the reference's

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import mlx.core as mx
 
@@ -14,11 +15,15 @@ from mlx_kv_kernels.numbers import new_numbers
 
 from . import reference
 from .merge import launch_merge
+from .merge_and_score import launch_merge_and_score
 from .plan import Plan, plan, refusal, splits_of
 from .splits import SIMDGROUPS
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Float32
+
+
+Finish = Literal["merged", "scores", "noisy scores"]  # what a second launch does
 
 
 class Attention(NamedTuple):
@@ -96,6 +101,18 @@ def launch_attend(
     return launch([queries, new_numbers(places, mx.int32), *layout.arrays, *own_sinks])
 
 
+def launch_attend_and_score(
+    queries: mx.array, layout: Layout, scale: float, of_scores: Sequence[mx.array], noisy: bool, backend: str
+) -> list[mx.array]:
+    """Launch the kernels of a step that also takes note of the attention, for a case not refused.
+
+    Returns what `launch_merge_and_score` does, whose `of_scores` and `noisy` are these.
+    """
+    case = layout.format, layout.extent, queries.shape[1], scale, True, None, backend
+    launch, places = _prepare(*case, finish="noisy scores" if noisy else "scores")
+    return launch([queries, new_numbers(places, mx.int32), *layout.arrays, *of_scores])
+
+
 @launches  # the layers of a model usually agree, and what is worked out for one serves all
 def _prepare(
     format: Format,
@@ -105,6 +122,7 @@ def _prepare(
     logits: bool,
     splits: int | None,
     backend: str,
+    finish: Finish = "merged",
 ) -> tuple[Launch, tuple[int, ...]]:
     """Return the launches, and the numbers of every sequence as sequence.metal reads them."""
     of_layout, rows = plan(format, query_heads, scale, logits, backend), extent.rows
@@ -112,7 +130,9 @@ def _prepare(
     chosen = splits_of(format, rows, tiles, of_layout.threadgroups_per_core, splits)
     logit_rows = max(rows) if logits else 0
     ragged = len(set(rows)) > 1
-    launch = _launcher(of_layout, len(rows), query_heads, chosen.rows + chosen.tiles, logit_rows, ragged, backend)
+    launch = _launcher(
+        of_layout, len(rows), query_heads, chosen.rows + chosen.tiles, logit_rows, ragged, backend, finish
+    )
     own: list[int] = []
     for count, tile, place in zip(rows, tiles, extent.places, strict=True):
         own += (count, *tile, logit_rows, chosen.rows, *place)
@@ -122,9 +142,16 @@ def _prepare(
 
 @launches
 def _launcher(
-    of_layout: Plan, batch: int, query_heads: int, splits: int, logit_rows: int, ragged: bool, backend: str
+    of_layout: Plan,
+    batch: int,
+    query_heads: int,
+    splits: int,
+    logit_rows: int,
+    ragged: bool,
+    backend: str,
+    finish: Finish,
 ) -> Launch:
-    """Return both launches as one, of queries, places, the layout's arrays and, if there are any, sinks."""
+    """Return both launches as one, of queries, places, the layout's arrays and what the second one takes besides."""
     kernel, heads = of_layout.kernel, batch * query_heads
     kv_heads, dim = query_heads // int(of_layout.template["GROUP"]), int(of_layout.template["VALUE_DIM"])  # type: ignore[call-overload]
     wanted = [(heads, splits, dim + 1)] + ([(batch, query_heads, 1, logit_rows)] if logit_rows else [])
@@ -134,7 +161,7 @@ def _launcher(
     filled = -float("inf") if logit_rows and ragged else None  # beyond a shorter sequence's rows nothing is written
 
     def launch(arrays: list[mx.array]) -> list[mx.array]:
-        queries, sinks = arrays[0], arrays[len(kernel.input_names) :]
+        queries, others = arrays[0], arrays[len(kernel.input_names) :]
         partial, *logits = kernel(
             inputs=arrays[: len(kernel.input_names)],
             template=of_layout.template,
@@ -146,9 +173,12 @@ def _launcher(
             threadgroups_per_core=of_layout.threadgroups_per_core,
             backend=backend,
         )
-        own_sinks = sinks[0] if sinks else None
-        basis = [arrays[i] for i in of_basis]
         shape = (batch, query_heads, 1, dim)
+        if finish != "merged":
+            noisy = finish == "noisy scores"
+            return launch_merge_and_score(partial, logits[0], others, shape, queries.dtype, noisy, backend)
+        own_sinks = others[0] if others else None
+        basis = [arrays[i] for i in of_basis]
         return [launch_merge(partial, own_sinks, shape, queries.dtype, backend, format, basis), *logits]
 
     return Launch(launch, compiles=backend != "emulator")

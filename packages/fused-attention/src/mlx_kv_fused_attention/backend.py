@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from mlx_kv_kernels import resolve_backend
 
-from .attend import launch_attend
+from .attend import launch_attend, launch_attend_and_score
 from .plan import refusal
 
 if TYPE_CHECKING:
@@ -33,3 +34,18 @@ class FusedAttention:
             return reason
         outputs = launch_attend(queries, layout, scale, sinks, logits, None, backend)
         return outputs[0], outputs[1] if logits else None
+
+    @staticmethod
+    def attend_and_score(
+        queries: mx.array, layout: Layout, scale: float, of_scores: Sequence[mx.array], noisy: bool
+    ) -> list[mx.array] | str:
+        """Return the output, scores, positions and the row of each head that goes, in two launches; or why not.
+
+        Raises:
+            UnavailableBackendError: if MLX_KV_BACKEND names a backend that cannot run here.
+        """
+        backend = resolve_backend()
+        reason = "the backend is the reference" if backend == "reference" else refusal(queries, layout, None)
+        if reason is None and layout.format.basis_sources:
+            reason = "values are held in another basis"
+        return reason or launch_attend_and_score(queries, layout, scale, of_scores, noisy, backend)

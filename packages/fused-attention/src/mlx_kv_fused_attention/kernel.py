@@ -12,6 +12,7 @@ SEQUENCE = (PACKAGE, "kernels/sequence.metal")
 ROWS = (PACKAGE, "kernels/rows.metal")
 FRAGMENTS = (PACKAGE, "kernels/fragments.metal")
 TILES = (PACKAGE, "kernels/tiles.metal")
+MERGE_ARRAYS = (PACKAGE, "kernels/merge_arrays.metal")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class AttentionKernel(Kernel):
         # An output that is not wanted is not made; the text then names another one, and never writes to it.
         wanted = "logits" if "logits" in self.output_names else "partial"
         logits = ("logits", f"{BODY_MARKER}\n    device float* all_logits = {wanted};\n")
-        return joined((*_read(SEQUENCE, *self.layout_sources, *helpers), logits, *_read(_own(self))))
+        return joined((*read_files(SEQUENCE, *self.layout_sources, *helpers), logits, *read_files(own(self))))
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,14 @@ class MergeKernel(Kernel):
     @property
     def text(self) -> str:
         """The composed text."""
-        return joined(_read(*self.basis_sources, _own(self)))
+        return joined(read_files(MERGE_ARRAYS, *self.basis_sources, own(self)))
 
 
-def _own(kernel: Kernel) -> tuple[str, str]:
+def own(kernel: Kernel) -> tuple[str, str]:
+    """Return the package and the path of a kernel's own file."""
     return kernel.package, f"kernels/{kernel.filename}"
 
 
-def _read(*files: tuple[str, str]) -> tuple[tuple[str, str], ...]:
-    """The name and the text of files, each a package and a path in it."""
+def read_files(*files: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return the name and the text of files, each a package and a path in it."""
     return tuple([(file[1].rpartition("/")[2], read(*file)) for file in files])

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from mlx_kv.layout import Format
 
-_INPUTS, _TEMPLATE = ("partial", "sinks"), ("T", "DIM", "SINKS", "SINK_COUNT", "SIMDGROUPS")
-MERGE_SPLITS = MergeKernel("merge_splits", PACKAGE, _INPUTS, ("output",), template=_TEMPLATE)
+_INPUTS, TEMPLATE = ("partial", "sinks"), ("T", "DIM", "SINKS", "SINK_COUNT", "SIMDGROUPS")
+MERGE_SPLITS = MergeKernel("merge_splits", PACKAGE, _INPUTS, ("output",), template=TEMPLATE)
 _SIMDGROUPS = 16
 
 
@@ -33,7 +33,7 @@ def merge_kernel(format: Format) -> MergeKernel:
         PACKAGE,
         (*_INPUTS, *format.basis_inputs),
         ("output",),
-        template=(*_TEMPLATE, *[name for name, _ in format.constants]),
+        template=(*TEMPLATE, *[name for name, _ in format.constants]),
         basis_sources=format.basis_sources,
     )
 

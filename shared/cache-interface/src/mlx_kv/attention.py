@@ -41,6 +41,13 @@ class DecodeAttention(Protocol):
         """
         ...
 
+    @staticmethod
+    def attend_and_score(
+        queries: mx.array, layout: Layout, scale: float, of_scores: Sequence[mx.array], noisy: bool
+    ) -> list[mx.array] | str:
+        """Attend likewise and take note of it; see `over_and_score`. Or say why not."""
+        ...
+
 
 def decode(
     store: Store,
@@ -63,22 +70,40 @@ def decode(
         _log_once("dense rows of one sequence are left to MLX's own attention, which reads them where they lie")
         return None
     layout = store.layout()
-    return None if layout is None else over(layout, queries, scale, sinks, logits)
-
-
-def over(
-    layout: Layout,
-    queries: Float[mx.array, "batch query_heads 1 key_dim"],
-    scale: float,
-    sinks: Float[mx.array, " query_heads"] | None,
-    logits: bool,
-) -> tuple[mx.array, mx.array | None] | None:
-    """Return what `decode` does, over the rows of a layout, which may be traced; None if no backend covers the case."""
-    for name, backend in _backends().items():
+    if layout is None:
+        return None
+    for name, backend in backends.items():
         attended = backend.attend(queries, layout, scale, sinks, logits)
         if not isinstance(attended, str):
             return attended
         _log_once(f"{name} attention is not used for {layout.format.name} rows: {attended}")
+    return None
+
+
+def over_and_score(
+    layout: Layout,
+    queries: Float[mx.array, "batch query_heads 1 key_dim"],
+    scale: float,
+    of_scores: Sequence[mx.array],
+    noisy: bool,
+) -> list[mx.array] | None:
+    """Attend over all rows of a layout, and add the attention to their scores, as `accumulate_held` does; traceable.
+
+    Args:
+        layout: the rows.
+        queries: one for each sequence.
+        scale: what the scores are multiplied with.
+        of_scores: the rows' scores and positions, and `step_arrays`.
+        noisy: whether the scores have noise.
+
+    Returns:
+        The output, scores, positions, and the row of each head that goes; None if no backend covers the case.
+    """
+    for name, backend in _backends().items():
+        answered = backend.attend_and_score(queries, layout, scale, of_scores, noisy)
+        if not isinstance(answered, str):
+            return answered
+        _log_once(f"{name} attention does not score {layout.format.name} rows: {answered}")
     return None
 
 

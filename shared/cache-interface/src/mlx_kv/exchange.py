@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from mlx_kv_kernels import resolve_backend
-from mlx_kv_kernels.accumulate import Noise, Step, launch_accumulate, step_arrays
+from mlx_kv_kernels.accumulate import Noise, Step, step_arrays
 from mlx_kv_kernels.backend import Backend
 from mlx_kv_kernels.launch import Launch, launches
 
@@ -43,26 +43,24 @@ def exchange(
         return None
     launch = _launch(rows.format, rows.extent, scale, noise is not None, backend)
     of_step = step_arrays([step], queries.shape[1], sinks, noise)
-    own_sinks = [] if sinks is None else [sinks]
-    return launch([queries, *rows.arrays, scores, positions, *of_step, *own_sinks]) or None
+    return launch([queries, *rows.arrays, scores, positions, *of_step]) or None
 
 
 @launches
 def _launch(format: Format, extent: Extent, scale: float, noisy: bool, backend: Backend) -> Launch:
     def launch(arrays: list[mx.array]) -> list[mx.array]:
         queries, keys, values, *newest = arrays[:5]
-        last_keys, last_values, places = arrays[5:8]
-        of_scores, sinks = arrays[8:15], arrays[15] if len(arrays) > 15 else None
+        last_keys, last_values, places, *of_scores = arrays[5:]
         of_heads = mx.expand_dims(places, (2, 3))
         written = put_rows(keys, of_heads, last_keys), put_rows(values, of_heads, last_values)
         # The numbers that attention hands to its kernel are compiled in: they are the same at all steps of this extent,
         # and have been evaluated with the first of them, which is not compiled.
-        attended = attention.over(Layout(format, (*written, *newest), extent, _unread), queries, scale, sinks, True)
-        if attended is None:
+        layout = Layout(format, (*written, *newest), extent, _unread)
+        answered = attention.over_and_score(layout, queries, scale, of_scores, noisy)
+        if answered is None:
             return []
-        output, logits = attended
-        held = [*written, *launch_accumulate([cast("mx.array", logits), *of_scores], noisy, backend)]
-        return [mx.depends(output, held), *held]  # so that no step's graph outlives its output
+        output, *of_rows = answered  # outputs of one launch: no step's graph outlives the first of them
+        return [output, *written, *of_rows]
 
     return Launch(launch, compiles=backend != "emulator")
 

@@ -21,12 +21,17 @@ from .rows import topk_rows
 if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Int32, UInt32
 
+STEP_INPUTS = ("sinks", "factors", "seeds", "rooms", "tokens")
+"""What `step_arrays` returns, by the kernel's names."""
+SIMDGROUPS = 16
+"""Of a threadgroup, which has a KV head's scores: few enough to merge as many splits beside them (merge_and_score)."""
 ACCUMULATE_SCORES = Kernel(
     "accumulate_scores",
     "mlx_kv_kernels",
-    ("logits", "scores", "positions", "sinks", "factors", "seeds", "rooms", "tokens"),
+    ("logits", "scores", "positions", *STEP_INPUTS),
     ("out_scores", "out_positions", "dropped"),
-    template=("GROUP", "NOISE", "THREADS"),
+    template=("GROUP", "NOISE", "SIMDGROUPS"),
+    helpers=("accumulate_arrays",),
 )
 
 
@@ -127,7 +132,8 @@ def accumulate_held(
         sums, places, dropped = reference.accumulate_scores(*of_rows, steps, sinks, noise)
         return mx.expand_dims(sums, (0, 3)), mx.expand_dims(places, (0, 3)), dropped
     arrays = [logits, scores, positions, *step_arrays(steps, logits.shape[1], sinks, noise)]
-    return launch_accumulate(arrays, noise is not None, backend)
+    sums, places, dropped = _launch(logits.shape, scores.shape, noise is not None, backend)(arrays)
+    return sums, places, dropped
 
 
 def step_arrays(
@@ -147,13 +153,6 @@ def step_arrays(
     ]
 
 
-def launch_accumulate(arrays: Sequence[mx.array], noisy: bool, backend: Backend) -> tuple[mx.array, mx.array, mx.array]:
-    """Do what `accumulate_held` does, from logits, scores, positions and `step_arrays`; traceable."""
-    logits, held, *_ = arrays
-    scores, positions, dropped = _launch(logits.shape, held.shape, noisy, backend)(list(arrays))
-    return scores, positions, dropped
-
-
 @cache
 def _no_sinks(query_heads: int) -> mx.array:
     return numbers((-float("inf"),) * query_heads, mx.float32)
@@ -167,9 +166,9 @@ def _seeds(noise: Noise) -> mx.array:
 
 @launches
 def _launch(logits: tuple[int, ...], scores: tuple[int, ...], noisy: bool, backend: Backend) -> Launch:
-    batch, query_heads, _, rows = logits
+    batch, query_heads = logits[:2]
     kv_heads = scores[1]
-    threads = 256 if rows <= 2048 else 1024
+    threads = 32 * SIMDGROUPS
     return ACCUMULATE_SCORES.prepare(
         inputs=[
             (mx.float32, logits),
@@ -181,7 +180,7 @@ def _launch(logits: tuple[int, ...], scores: tuple[int, ...], noisy: bool, backe
             (mx.int32, (4 * batch,)),
             (mx.int32, (2 * batch,)),
         ],
-        template={"GROUP": query_heads // kv_heads, "NOISE": noisy, "THREADS": threads},
+        template={"GROUP": query_heads // kv_heads, "NOISE": noisy, "SIMDGROUPS": SIMDGROUPS},
         grid=(batch * kv_heads * threads, 1, 1),
         threadgroup=(threads, 1, 1),
         output_shapes=[scores, scores, (batch, kv_heads)],

@@ -28,7 +28,7 @@ class Kernel:
         output_names: the outputs, in the order of the call.
         template: the names of the compile-time parameters (int, bool or dtype), in order.
         ensure_row_contiguous: False hands strided inputs over as they are; the body then uses `<input>_strides`.
-        helpers: the names of `.metal` files beside it, without bodies, whose text stands before the kernel's.
+        helpers: the names of `.metal` files beside it, whose text stands before the kernel's, helpers and body.
     """
 
     name: str

@@ -4,8 +4,6 @@
 // --- body ---
     constexpr bool TURNED = decltype(basis)::TURNED;
     constexpr int CHANNELS = (DIM + 31) / 32;
-    threadgroup float values[SIMDGROUPS * DIM];
-    threadgroup float sums[SIMDGROUPS];
     const int thread_index = thread_position_in_threadgroup.x, lane = thread_index_in_simdgroup;
     const int simdgroup = simdgroup_index_in_threadgroup;
     const int head = threadgroup_position_in_grid.x, splits = partial_shape[1];

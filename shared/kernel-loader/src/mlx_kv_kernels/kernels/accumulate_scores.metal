@@ -42,16 +42,8 @@ METAL_FUNC float gumbel(uint hash, uint position) {
     return -metal::precise::log(-metal::precise::log(uniform));
 }
 // --- body ---
-    constexpr uint SIMDGROUPS = THREADS / 32;
+    constexpr uint THREADS = 32 * SIMDGROUPS;
     constexpr float LOG2E = 1.44269504088896f;
-    threadgroup float largest[SIMDGROUPS * GROUP];
-    threadgroup float sums[SIMDGROUPS * GROUP];
-    threadgroup float lse[GROUP];
-    threadgroup float lowest_score[SIMDGROUPS];
-    threadgroup int lowest_position[SIMDGROUPS];
-    threadgroup uint lowest_row[SIMDGROUPS];
-    threadgroup float newest_score[1];
-
     const uint thread_index = thread_position_in_threadgroup.x;
     const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
     const uint head = threadgroup_position_in_grid.x, kv_heads = scores_shape[1], total = scores_shape[2];
@@ -86,14 +78,14 @@ METAL_FUNC float gumbel(uint hash, uint position) {
     if (lane == 0) {
         for (uint g = 0; g < GROUP; g++) {
             largest[simdgroup * GROUP + g] = seen[g].largest;
-            sums[simdgroup * GROUP + g] = seen[g].sum;
+            denominators[simdgroup * GROUP + g] = seen[g].sum;
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (thread_index < GROUP) {
         Statistics all = {sinks[kv_head * GROUP + thread_index] * factor, 1};
         for (uint s = 0; s < SIMDGROUPS; s++) {
-            all = merge(all, Statistics{largest[s * GROUP + thread_index], sums[s * GROUP + thread_index]});
+            all = merge(all, Statistics{largest[s * GROUP + thread_index], denominators[s * GROUP + thread_index]});
         }
         lse[thread_index] = all.largest + metal::log2(all.sum);
     }
