@@ -172,26 +172,36 @@ def test_a_case_without_a_kernel_is_taken_op_by_op(backend, monkeypatch):
     assert not any(found)
 
 
-def step_in_ops(layout, queries, scale, of_scores, noisy):
+def step_in_ops(queries, layout, scale, scores, of_step, noisy):
     """What kernels give over one sequence of dense rows of which one goes, in ops that MLX can trace."""
-    keys, values, *newest = layout.arrays
+    keys, values, key, value, overdue, positions, overdue_from = layout.arrays
+    _, factors, _, rooms, tokens = of_step
     held = layout.extent.places[0][4]
-    keys, values = (mx.concatenate([x[:, :, :held], n], 2) for x, n in zip((keys, values), newest, strict=True))
+    since = positions[:, :, :held] - overdue_from[0]
+    of_overdue = mx.take_along_axis(overdue, mx.maximum(since, 0), axis=2)
+    split = key.shape[3]
+    keys, values = (
+        mx.concatenate([mx.where(since < 0, rows[:, :, :held], others), newest], axis=2)
+        for rows, others, newest in zip(
+            (keys, values), (of_overdue[..., :split], of_overdue[..., split:]), (key, value), strict=True
+        )
+    )
     group = queries.shape[1] // keys.shape[1]
     logits = scale * queries @ mx.repeat(keys, group, 1).swapaxes(2, 3)
     output = mx.softmax(logits, axis=-1) @ mx.repeat(values, group, 1)
 
-    scores, positions, _, factors, _, rooms, tokens = of_scores
     rows = mx.arange(scores.shape[2])[:, None]
-    newest, held = rows == rooms[1] - 1, rows < rooms[1]
+    newest, within = rows == rooms[1] - 1, rows < rooms[1]
     shares = mx.softmax(logits / factors[1], axis=-1).reshape(1, scores.shape[1], -1, logits.shape[3]).mean(2)
     shares = mx.pad(shares, [(0, 0), (0, 0), (0, scores.shape[2] - shares.shape[2])])[..., None]
     sums = mx.where(newest, 0, scores) + shares
     positions = mx.where(newest, tokens[0], positions)
-    going = mx.argmin(mx.where(held & (positions < tokens[1]), sums, float("inf")), axis=2, keepdims=True)
+    going = mx.argmin(mx.where(within & (positions < tokens[1]), sums, float("inf")), axis=2, keepdims=True)
     goes = rows == going
     sums, positions = (mx.where(goes, mx.where(newest, x, 0).sum(2, keepdims=True), x) for x in (sums, positions))
-    return [output, sums, positions, going[..., 0, 0].astype(mx.uint32)]
+    joins = mx.arange(overdue.shape[2])[:, None] == tokens[0] - overdue_from[0]
+    overdue = mx.where(joins, mx.concatenate([key, value], axis=3), overdue)
+    return [output, sums, positions, going[..., 0, 0].astype(mx.uint32), overdue]
 
 
 @pytest.mark.usefixtures("launches_of_its_own")
@@ -199,7 +209,7 @@ def step_in_ops(layout, queries, scale, of_scores, noisy):
 def test_what_changes_from_step_to_step_is_not_compiled_in(monkeypatch, method):
     """Compiled here as for a GPU, with MLX's ops in place of kernels; beside them the reference."""
     monkeypatch.setattr("mlx_kv.exchange.resolve_backend", lambda: "cuda")
-    monkeypatch.setattr("mlx_kv.exchange.attention.over_and_score", step_in_ops)
+    monkeypatch.setattr("mlx_kv.exchange.attention.exchange", step_in_ops)
     found = answered(monkeypatch)
     ours, theirs = new_cache(method), op_by_op(new_cache(method))
     monkeypatch.setattr("mlx_kv.attention._backends", dict)  # op by op everything is the reference's

@@ -7,7 +7,7 @@ from mlx_kv.testing.driving import SCALE, feed, new_cache, random_tokens, step
 from mlx_kv_kernels.testing import not_run
 
 SPEC = "h2o(heavy=20, recent=12)"
-KERNELS = ("attend_rows", "merge_splits", "merge_and_score", "accumulate_scores")
+KERNELS = ("attend_rows", "merge_splits", "finish_exchange", "accumulate_scores")
 
 
 def test_scores_take_one_launch_at_most(monkeypatch):
@@ -28,7 +28,7 @@ def test_scores_take_one_launch_at_most(monkeypatch):
         elif i == 0:  # the first row to go: nothing is overdue yet
             assert kernels == ["attend_rows", "merge_splits", "accumulate_scores"]
         else:
-            assert kernels == ["attend_rows", "merge_and_score"]
+            assert kernels == ["attend_rows", "finish_exchange"]
 
 
 def test_a_step_waits_for_nothing():

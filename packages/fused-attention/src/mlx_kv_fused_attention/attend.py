@@ -14,8 +14,8 @@ from mlx_kv_kernels.launch import Launch, launches
 from mlx_kv_kernels.numbers import new_numbers
 
 from . import reference
+from .exchange import finish_exchange
 from .merge import launch_merge
-from .merge_and_score import launch_merge_and_score
 from .plan import Plan, plan, refusal, splits_of
 from .splits import SIMDGROUPS
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Float32
 
 
-Finish = Literal["merged", "scores", "noisy scores"]  # what a second launch does
+Finish = Literal["merge", "exchange", "exchange with noise"]  # what the second launch does
 
 
 class Attention(NamedTuple):
@@ -101,16 +101,19 @@ def launch_attend(
     return launch([queries, new_numbers(places, mx.int32), *layout.arrays, *own_sinks])
 
 
-def launch_attend_and_score(
-    queries: mx.array, layout: Layout, scale: float, of_scores: Sequence[mx.array], noisy: bool, backend: str
+def launch_exchange(
+    queries: mx.array,
+    layout: Layout,
+    scale: float,
+    scores: mx.array,
+    of_step: Sequence[mx.array],
+    noisy: bool,
+    backend: str,
 ) -> list[mx.array]:
-    """Launch the kernels of a step that also takes note of the attention, for a case not refused.
-
-    Returns what `launch_merge_and_score` does, whose `of_scores` and `noisy` are these.
-    """
+    """Launch the kernels of a step in which a row takes the place of another; what `finish_exchange` returns."""
     case = layout.format, layout.extent, queries.shape[1], scale, True, None, backend
-    launch, places = _prepare(*case, finish="noisy scores" if noisy else "scores")
-    return launch([queries, new_numbers(places, mx.int32), *layout.arrays, *of_scores])
+    launch, places = _prepare(*case, finish="exchange with noise" if noisy else "exchange")
+    return launch([queries, new_numbers(places, mx.int32), *layout.arrays, scores, *of_step])
 
 
 @launches  # the layers of a model usually agree, and what is worked out for one serves all
@@ -122,7 +125,7 @@ def _prepare(
     logits: bool,
     splits: int | None,
     backend: str,
-    finish: Finish = "merged",
+    finish: Finish = "merge",
 ) -> tuple[Launch, tuple[int, ...]]:
     """Return the launches, and the numbers of every sequence as sequence.metal reads them."""
     of_layout, rows = plan(format, query_heads, scale, logits, backend), extent.rows
@@ -174,9 +177,10 @@ def _launcher(
             backend=backend,
         )
         shape = (batch, query_heads, 1, dim)
-        if finish != "merged":
-            noisy = finish == "noisy scores"
-            return launch_merge_and_score(partial, logits[0], others, shape, queries.dtype, noisy, backend)
+        if finish != "merge":
+            of_layout_arrays, (scores, *of_step) = arrays[2 : len(kernel.input_names)], others
+            noisy = finish == "exchange with noise"
+            return finish_exchange(partial, logits[0], of_layout_arrays, scores, of_step, noisy, backend)
         own_sinks = others[0] if others else None
         basis = [arrays[i] for i in of_basis]
         return [launch_merge(partial, own_sinks, shape, queries.dtype, backend, format, basis), *logits]

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from mlx_kv_kernels import resolve_backend
 
-from .attend import launch_attend, launch_attend_and_score
+from .attend import launch_attend, launch_exchange
 from .plan import refusal
 
 if TYPE_CHECKING:
@@ -36,16 +36,14 @@ class FusedAttention:
         return outputs[0], outputs[1] if logits else None
 
     @staticmethod
-    def attend_and_score(
-        queries: mx.array, layout: Layout, scale: float, of_scores: Sequence[mx.array], noisy: bool
+    def exchange(
+        queries: mx.array, layout: Layout, scale: float, scores: mx.array, of_step: Sequence[mx.array], noisy: bool
     ) -> list[mx.array] | str:
-        """Return the output, scores, positions and the row of each head that goes, in two launches; or why not.
+        """Return the output, scores, positions, the row of each head that goes, and the overdue rows; or why not.
 
         Raises:
             UnavailableBackendError: if MLX_KV_BACKEND names a backend that cannot run here.
         """
         backend = resolve_backend()
         reason = "the backend is the reference" if backend == "reference" else refusal(queries, layout, None)
-        if reason is None and layout.format.basis_sources:
-            reason = "values are held in another basis"
-        return reason or launch_attend_and_score(queries, layout, scale, of_scores, noisy, backend)
+        return reason or launch_exchange(queries, layout, scale, scores, of_step, noisy, backend)

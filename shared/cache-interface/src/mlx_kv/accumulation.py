@@ -78,19 +78,20 @@ class AccumulatingPolicy(Policy):
 
     def decode(self, queries: mx.array, store: Store, scale: float, sinks: mx.array | None) -> mx.array | None:
         """Take a token of the only sequence, whose budget is full: what decoding does at every step, as one launch."""
-        kept, rows = self._exchanging, store.exchange() if self._exchanging else None
+        kept = self._exchanging
+        rows = store.exchange(kept.recent) if kept and self.scores.begins[0] == 0 else None
         if kept is None or rows is None:
             return None
         seen, steps, scores, positions = self.seen[0] + 1, self.steps[0] + 1, self.scores, self.positions
         tau, window = self.options.temperature(steps), seen - kept.recent
-        step = Step(scores.begins[0], kept.rows + 1, scores.limits[0], seen - 1, window, True, tau)
+        step = Step(0, kept.rows + 1, scores.limits[0], seen - 1, window, True, tau)
         held = cast("mx.array", scores.data), cast("mx.array", positions.data)
         exchanged = exchange(rows, queries, scale, sinks, *held, step, self.noise)
         if exchanged is None:
             return None
-        output, keys, values, scores.data, positions.data, dropped = exchanged
+        output, scores.data, positions.data, places, overdue = exchanged
         self.seen, self.steps = [seen], [steps]
-        store.exchanged(keys, values, dropped)
+        store.exchanged(overdue, places)
         return output
 
     def observe(self, chunk: Attended) -> bool:

@@ -19,7 +19,7 @@ from .rows import Span
 from .store import Store
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Float32
 
 Mask = mx.array | str | None
 GROUP = "mlx_kv.attention"
@@ -42,10 +42,10 @@ class DecodeAttention(Protocol):
         ...
 
     @staticmethod
-    def attend_and_score(
-        queries: mx.array, layout: Layout, scale: float, of_scores: Sequence[mx.array], noisy: bool
+    def exchange(
+        queries: mx.array, layout: Layout, scale: float, scores: mx.array, of_step: Sequence[mx.array], noisy: bool
     ) -> list[mx.array] | str:
-        """Attend likewise and take note of it; see `over_and_score`. Or say why not."""
+        """Attend likewise and take note of it; see the function `exchange`. Or say why not."""
         ...
 
 
@@ -80,30 +80,33 @@ def decode(
     return None
 
 
-def over_and_score(
+def exchange(
+    queries: Float[mx.array, "1 query_heads 1 key_dim"],
     layout: Layout,
-    queries: Float[mx.array, "batch query_heads 1 key_dim"],
     scale: float,
-    of_scores: Sequence[mx.array],
+    scores: Float32[mx.array, "1 kv_heads total 1"],
+    of_step: Sequence[mx.array],
     noisy: bool,
 ) -> list[mx.array] | None:
-    """Attend over all rows of a layout, and add the attention to their scores, as `accumulate_held` does; traceable.
+    """Attend to all rows of an `exchanged_format`, and add the attention to their scores; traceable.
 
     Args:
-        layout: the rows.
-        queries: one for each sequence.
-        scale: what the scores are multiplied with.
-        of_scores: the rows' scores and positions, and `step_arrays`.
-        noisy: whether the scores have noise.
+        queries: one row, which sees all rows.
+        layout: the rows, with their positions and those that are overdue.
+        scale: what the logits are multiplied with.
+        scores: of the rows, as `accumulate_held` takes them.
+        of_step: `step_arrays`.
+        noisy: whether the step has noise.
 
     Returns:
-        The output, scores, positions, and the row of each head that goes; None if no backend covers the case.
+        The output, scores, positions, the row of each head that goes, and the overdue rows with the newest among them,
+        all of one launch; None if no backend covers the case.
     """
     for name, backend in _backends().items():
-        answered = backend.attend_and_score(queries, layout, scale, of_scores, noisy)
+        answered = backend.exchange(queries, layout, scale, scores, of_step, noisy)
         if not isinstance(answered, str):
             return answered
-        _log_once(f"{name} attention does not score {layout.format.name} rows: {answered}")
+        _log_once(f"{name} attention is not used for {layout.format.name} rows: {answered}")
     return None
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import mlx.core as mx
 
-from .layout import Extent, Format, Layout, dense_format, extent
-from .rows import ONE_TOKEN, RowBuffer, Span, refuse_others
+from .layout import Extent, Format, Layout, dense_format, exchanged_format, extent
+from .rows import ONE_TOKEN, RowBuffer, Span, put_rows, refuse_others
 from .store import Exchange, Store, whole
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .store import Geometry
 
 _STEP_AT_A_BUDGET = 32
-_ONLY = (0,)
+_MOST_OVERDUE = 32  # rows that are written together: at a row for each token, that would be most of what a token costs
 
 Rows = tuple[mx.array, mx.array]  # keys and values of a token
 
@@ -26,7 +26,8 @@ class DenseStore(Store):
     """Rows in the model's own dtype, as mlx-lm's KVCache holds them.
 
     Under a policy that drops a row at every step, the newest row waits beside the others until the next one has come:
-    only then is it known whose place it takes, and no attention is still reading what is written to.
+    only then is it known whose place it takes, and no attention is still reading what is written to. While steps of
+    one sequence go through `exchange`, rows wait together.
     """
 
     rollback = None
@@ -42,6 +43,8 @@ class DenseStore(Store):
         self._spans: Sequence[Span] = ()  # which of them are in no buffer yet, nor replace a row
         self._replaced: tuple[Sequence[int], mx.array] | None = None  # rows that make way for them
         self._overdue: tuple[Rows, Sequence[int], mx.array] | None = None  # rows before them, to be written over others
+        self._exchanged: mx.array | None = None  # or several such rows, each a key and its value side by side
+        self._taken: list[mx.array] = []  # and the places of each
         self._steady: tuple[Format, Extent] | None = None  # while each token takes the place of another, and no more
         self._token: tuple[object, ...] = ()  # what the newest token was like
 
@@ -66,9 +69,8 @@ class DenseStore(Store):
         """Append a chunk."""
         spans = whole(keys) if spans is None else spans
         token = keys.shape, values.shape, keys.dtype, values.dtype
-        if self._steady and self._newest and self._replaced and self._token == token:
-            self._overdue = (self._newest, *self._replaced)
-            self._newest, self._spans, self._replaced = (keys, values), spans, None
+        if self._steady and self._newest is None and self._token == token:
+            self._newest, self._spans = (keys, values), spans
             return
         if token != self._token:
             for data, rows in ((self.keys.data, keys), (self.values.data, values)):
@@ -104,32 +106,36 @@ class DenseStore(Store):
         keys, values = self.keys.data, self.values.data
         if keys is None or values is None or not any(self.lengths):
             return None
-        format, rows = self._described(keys, values)
         newest = self._newest if self._spans and self._newest else (keys, values)
-        return Layout(format, (keys, values, *newest), rows, self.dense)
+        format = dense_format(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
+        return Layout(format, (keys, values, *newest), self._extent(keys, values), self.dense)
 
-    def exchange(self) -> Exchange | None:
-        """Describe the rows of one sequence whose newest row, and the one before, take the places of others."""
-        keys, values, newest = self.keys.data, self.values.data, self._newest
-        if self._overdue is None or self._spans != ONE_TOKEN or keys is None or values is None or newest is None:
+    def exchange(self, most: int) -> Exchange | None:
+        """Describe the rows of one sequence, those overdue apart."""
+        newest = self._newest
+        if self._spans != ONE_TOKEN or newest is None or self.keys.begins[0]:
+            return None
+        if self._steady is None or len(self._taken) >= min(most, _MOST_OVERDUE):
+            self._write_overdue()
+        keys, values = self.keys.data, self.values.data
+        if keys is None or values is None or keys.dtype != values.dtype:
             return None
         if self._steady is None:
-            if self.keys.begins[0]:
-                return None
-            self._steady = self._described(keys, values)
-        last, _, places = self._overdue
-        return Exchange(*self._steady, (keys, values, *newest, *last, places))
+            heads, key_dim, value_dim = keys.shape[1], keys.shape[3], values.shape[3]
+            self._steady = exchanged_format(heads, key_dim, value_dim, keys.dtype), self._extent(keys, values)
+            self._exchanged = mx.zeros((1, heads, _MOST_OVERDUE, key_dim + value_dim), keys.dtype)
+        return Exchange(*self._steady, (keys, values, *newest, cast("mx.array", self._exchanged)), len(self._taken))
 
-    def exchanged(self, keys: mx.array, values: mx.array, rows: mx.array) -> None:
-        """Take the arrays over, and drop a row of each head."""
-        self.keys.data, self.values.data, self._overdue = keys, values, None
-        self.replace(_ONLY, rows)
+    def exchanged(self, overdue: mx.array, places: mx.array) -> None:
+        """Take over the overdue rows, the newest now among them."""
+        self._exchanged, self._newest, self._spans = overdue, None, ()
+        self._taken.append(places)
 
-    def _described(self, keys: mx.array, values: mx.array) -> tuple[Format, Extent]:
-        (_, heads, of_keys, key_dim), (_, _, of_values, value_dim) = keys.shape, values.shape
+    def _extent(self, keys: mx.array, values: mx.array) -> Extent:
         begins = zip(self.keys.lengths, self.keys.begins, self.values.begins, strict=True)
+        of_keys, of_values = keys.shape[2], values.shape[2]
         places = tuple([(key, of_keys, value, of_values, held) for held, key, value in begins])
-        return dense_format(heads, key_dim, value_dim, keys.dtype), extent(tuple(self.lengths), places)
+        return extent(tuple(self.lengths), places)
 
     def take(self, indices: mx.array, counts: Sequence[int]) -> None:
         """Keep a subset of the rows."""
@@ -179,7 +185,19 @@ class DenseStore(Store):
             newest, sequences, places = self._overdue
             for buffer, rows in zip((self.keys, self.values), newest, strict=True):
                 buffer.put(sequences, places, rows)
-            self._overdue = self._steady = None
+            self._overdue = None
+        if self._exchanged is not None:
+            self._write_exchanged(self._exchanged)
+        self._exchanged = self._steady = None
+
+    def _write_exchanged(self, rows: mx.array) -> None:
+        keys, values, count = self.keys.data, self.values.data, len(self._taken)
+        if count == 0 or keys is None or values is None:
+            return
+        places, rows, key_dim = mx.stack(self._taken, axis=2)[..., None], rows[:, :, :count], keys.shape[3]
+        self.keys.data = put_rows(keys, places, rows[..., :key_dim])
+        self.values.data = put_rows(values, places, rows[..., key_dim:])
+        self._taken = []
 
     def truncate(self, rows: int) -> None:
         """Drop the newest rows."""
@@ -194,8 +212,8 @@ class DenseStore(Store):
 
     def load(self, arrays: Mapping[str, mx.array], places: Mapping[str, Any]) -> None:
         """Take over another store's arrays and places; nothing waits then."""
-        self._newest = self._replaced = self._overdue = self._steady = None
-        self._spans, self._token = (), ()
+        self._newest = self._replaced = self._overdue = self._exchanged = self._steady = None
+        self._spans, self._token, self._taken = (), (), []
         super().load(arrays, places)
 
     def fresh(self) -> Self:

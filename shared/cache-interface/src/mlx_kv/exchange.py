@@ -10,10 +10,10 @@ from mlx_kv_kernels import resolve_backend
 from mlx_kv_kernels.accumulate import Noise, Step, step_arrays
 from mlx_kv_kernels.backend import Backend
 from mlx_kv_kernels.launch import Launch, launches
+from mlx_kv_kernels.numbers import new_numbers
 
 from . import attention
 from .layout import Extent, Format, Layout
-from .rows import put_rows
 from .store import Exchange
 
 if TYPE_CHECKING:
@@ -30,37 +30,31 @@ def exchange(
     step: Step,
     noise: Noise | None,
 ) -> list[mx.array] | None:
-    """Write the row that is overdue, attend to all, add the attention to the scores and find the row that goes next.
+    """Attend to all rows, add the attention to the scores, and find the row whose place the newest one takes.
 
     Such steps follow each other alike but for a few numbers, so that the host need not describe them op by op.
 
     Returns:
-        The output, and in place of what was given keys, values, scores and positions, and the row of each head that
-        goes; None, with nothing computed, if there is no kernel for the case.
+        The output; in place of what was given scores and positions; the row of each head that goes [1, kv_heads], and
+        the overdue rows with the newest among them. None, with nothing computed, if there is no kernel for the case.
     """
     backend = resolve_backend()
     if backend == "reference":
         return None
     launch = _launch(rows.format, rows.extent, scale, noise is not None, backend)
+    overdue_from = new_numbers((step.position - rows.overdue, 0), mx.int32)
     of_step = step_arrays([step], queries.shape[1], sinks, noise)
-    return launch([queries, *rows.arrays, scores, positions, *of_step]) or None
+    return launch([queries, *rows.arrays, positions, overdue_from, scores, *of_step]) or None
 
 
 @launches
 def _launch(format: Format, extent: Extent, scale: float, noisy: bool, backend: Backend) -> Launch:
     def launch(arrays: list[mx.array]) -> list[mx.array]:
-        queries, keys, values, *newest = arrays[:5]
-        last_keys, last_values, places, *of_scores = arrays[5:]
-        of_heads = mx.expand_dims(places, (2, 3))
-        written = put_rows(keys, of_heads, last_keys), put_rows(values, of_heads, last_values)
+        queries, scores, of_step = arrays[0], arrays[8], arrays[9:]
         # The numbers that attention hands to its kernel are compiled in: they are the same at all steps of this extent,
         # and have been evaluated with the first of them, which is not compiled.
-        layout = Layout(format, (*written, *newest), extent, _unread)
-        answered = attention.over_and_score(layout, queries, scale, of_scores, noisy)
-        if answered is None:
-            return []
-        output, *of_rows = answered  # outputs of one launch: no step's graph outlives the first of them
-        return [output, *written, *of_rows]
+        layout = Layout(format, tuple(arrays[1:8]), extent, _unread)
+        return attention.exchange(queries, layout, scale, scores, of_step, noisy) or []
 
     return Launch(launch, compiles=backend != "emulator")
 

@@ -113,3 +113,15 @@ def dense_format(kv_heads: int, key_dim: int, value_dim: int, dtype: mx.Dtype) -
     sources = (("mlx_kv", "kernels/dense_rows.metal"),)
     inputs = ("key_rows", "value_rows", "newest_key", "newest_value")
     return Format("dense", sources, kv_heads, key_dim, value_dim, dtype, inputs, places=5)
+
+
+@cache
+def exchanged_format(kv_heads: int, key_dim: int, value_dim: int, dtype: mx.Dtype) -> Format:
+    """Return the format of dense rows of one sequence, of which the newest have not been written to their places yet.
+
+    Numbers: those of dense rows.
+    """
+    sources = (("mlx_kv", "kernels/exchanged_rows.metal"),)
+    of_positions = ("overdue_rows", "positions", "overdue_from")
+    inputs = ("key_rows", "value_rows", "newest_key", "newest_value", *of_positions)
+    return Format("exchanged", sources, kv_heads, key_dim, value_dim, dtype, inputs, places=5)

@@ -40,9 +40,13 @@ class Exchange(NamedTuple):
 
     format: Format
     extent: Extent
-    """Of the rows once what is overdue has been written."""
     arrays: tuple[mx.array, ...]
-    """The layout's, then the keys and values that are overdue and the place of each head [1, kv_heads] they go to."""
+    """Keys, values, the newest of both, and the overdue rows, which have taken places but not been written there yet.
+
+    The latter [1, kv_heads, room, key_dim + value_dim] are the newest but one, in the order of their tokens.
+    """
+    overdue: int
+    """How many they are."""
 
 
 class Store(ABC):
@@ -117,15 +121,15 @@ class Store(ABC):
         """
         raise ValueError(f"[{type(self).__name__}] rows cannot change places; use take_from")
 
-    def exchange(self) -> Exchange | None:
-        """Describe the rows, for a step that itself writes what is overdue and finds the row of each head to go.
+    def exchange(self, most: int) -> Exchange | None:
+        """Describe the rows, for a step that finds the row of each head whose place the newest one takes.
 
-        None unless rows take each other's places, step after step, in the only sequence.
+        At most `most` rows, 1 or more, may be overdue then. None where such steps are not for this store.
         """
         return None
 
-    def exchanged(self, keys: mx.array, values: mx.array, rows: Int[mx.array, "1 kv_heads"]) -> None:
-        """Take over the arrays that such a step has written to, and `replace` these rows."""
+    def exchanged(self, overdue: mx.array, places: Int[mx.array, "1 kv_heads"]) -> None:
+        """Take over the overdue rows, the newest now among them, which takes these places."""
         raise ValueError(f"[{type(self).__name__}] rows cannot change places")
 
     def settle(self) -> None:  # noqa: B027 (most stores have nothing to do)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 STEP_INPUTS = ("sinks", "factors", "seeds", "rooms", "tokens")
 """What `step_arrays` returns, by the kernel's names."""
 SIMDGROUPS = 16
-"""Of a threadgroup, which has a KV head's scores: few enough to merge as many splits beside them (merge_and_score)."""
+"""Of a threadgroup, which has a KV head's scores: few enough for Metal to merge splits beside them in one launch."""
 ACCUMULATE_SCORES = Kernel(
     "accumulate_scores",
     "mlx_kv_kernels",
