@@ -172,16 +172,16 @@ def test_a_case_without_a_kernel_is_taken_op_by_op(backend, monkeypatch):
     assert not any(found)
 
 
-def step_in_ops(queries, layout, scale, scores, of_step, noisy):
+def step_in_ops(queries, layout, scale, of_scores, noisy):
     """What kernels give over one sequence of dense rows of which one goes, in ops that MLX can trace."""
-    keys, values, key, value, overdue, positions, overdue_from = layout.arrays
-    _, factors, _, rooms, tokens = of_step
-    held = layout.extent.places[0][4]
-    since = positions[:, :, :held] - overdue_from[0]
-    of_overdue = mx.take_along_axis(overdue, mx.maximum(since, 0), axis=2)
-    split = key.shape[3]
+    keys, values, key, value, overdue, taken, count = layout.arrays
+    scores, positions, _, factors, _, rooms, tokens = of_scores
+    held, split = layout.extent.places[0][4], key.shape[3]
+    numbers = mx.arange(overdue.shape[2])
+    which = (taken.T[None, :, None] == mx.arange(held)[:, None]) & (numbers < count[0])  # [1, kv_heads, held, overdue]
+    of_overdue = mx.take_along_axis(overdue, mx.argmax(which, axis=3, keepdims=True), axis=2)
     keys, values = (
-        mx.concatenate([mx.where(since < 0, rows[:, :, :held], others), newest], axis=2)
+        mx.concatenate([mx.where(which.any(3, keepdims=True), others, rows[:, :, :held]), newest], axis=2)
         for rows, others, newest in zip(
             (keys, values), (of_overdue[..., :split], of_overdue[..., split:]), (key, value), strict=True
         )
@@ -199,9 +199,9 @@ def step_in_ops(queries, layout, scale, scores, of_step, noisy):
     going = mx.argmin(mx.where(within & (positions < tokens[1]), sums, float("inf")), axis=2, keepdims=True)
     goes = rows == going
     sums, positions = (mx.where(goes, mx.where(newest, x, 0).sum(2, keepdims=True), x) for x in (sums, positions))
-    joins = mx.arange(overdue.shape[2])[:, None] == tokens[0] - overdue_from[0]
-    overdue = mx.where(joins, mx.concatenate([key, value], axis=3), overdue)
-    return [output, sums, positions, going[..., 0, 0].astype(mx.uint32), overdue]
+    last = numbers[:, None] == count[0]
+    overdue = mx.where(last, mx.concatenate([key, value], axis=3), overdue)
+    return [output, sums, positions, overdue, mx.where(last, going[0, :, 0, 0], taken).astype(mx.uint32)]
 
 
 @pytest.mark.usefixtures("launches_of_its_own")

@@ -100,8 +100,10 @@ def test_parity():
     )
 
 
-def test_more_rows_than_a_threadgroup_has_threads():
-    drawn = case(np.random.default_rng(0), 2, 1, [2100, 900], [2304, 1024], [True, True], noise=Noise(1, 2))
+@pytest.mark.parametrize("group", [2, 16])
+def test_more_rows_than_a_threadgroup_has_threads(group):
+    """Of 16 query heads a thread holds two rows at a time: those of the first sequence come in batches."""
+    drawn = case(np.random.default_rng(0), group, 1, [2100, 900], [2304, 1024], [True, True], noise=Noise(1, 2))
     check_case(accumulate_scores, drawn, oracle=oracle, rtol=RTOL, atol=ATOL, oracle_rtol=RTOL, oracle_atol=ATOL)
 
 
@@ -151,8 +153,14 @@ MUTANTS = [
     ),
     Mutant("for (ushort mask = 1; mask < 32; mask *= 2) lowest", "for (ushort mask = 2; mask < 32; mask *= 2) lowest"),
     Mutant("Statistics all = {sinks[kv_head * GROUP + thread_index] * factor, 1};", "Statistics all = {-INFINITY, 0};"),
-    Mutant("(newest ? 0.0f : scores[own + row])", "scores[own + row]"),
-    Mutant("if (where < window)", "if (where <= window)"),
+    Mutant("row < room && row + 1 != rows;", "row < room;"),
+    Mutant(
+        "row < rows ? logits[g * logit_rows + row] : -INFINITY", "row < room ? logits[g * logit_rows + row] : -INFINITY"
+    ),
+    Mutant("r.position[i] = older ? positions[row] : newest;", "r.position[i] = positions[row];"),
+    Mutant("sum += metal::exp2(r.logit[i][g] - safe(highest));", "sum += metal::exp2(r.logit[i][g]);"),
+    Mutant("if (row >= room) continue;", "if (row >= rows) continue;"),
+    Mutant("if (r.position[i] < window)", "if (r.position[i] <= window)"),
     Mutant("metal::isnan(score) ? -INFINITY : score", "score"),
     Mutant("for (uint s = 1; s < SIMDGROUPS; s++)", "for (uint s = 1; s < 7; s++)"),
     Mutant("out_positions[own + lowest.row] = position;", ""),
@@ -191,6 +199,33 @@ def test_mutants(emulated):
             )
 
     assert surviving_mutants(ACCUMULATE_SCORES, MUTANTS, check) == []
+
+
+OF_BATCHES = [
+    Mutant("if (room > ROWS * THREADS || rows == 0) {", "if (room > ROWS * THREADS) {"),
+    Mutant("if (room > ROWS * THREADS || rows == 0) {", "if (rows == 0) {"),
+    Mutant("base < rows; base += ROWS * THREADS", "base < rows; base += 2 * ROWS * THREADS"),
+    Mutant("const uint row = first + i * STEP;", "const uint row = first + i;"),
+]
+
+
+def test_mutants_of_batches(emulated):
+    """More rows than a thread holds at a time, and a sequence without a token."""
+    drawn = case(np.random.default_rng(0), 16, 1, [1100, 0], [1100, 3], [True, False])
+
+    def check():
+        check_case(
+            accumulate_scores,
+            drawn,
+            oracle=oracle,
+            rtol=RTOL,
+            atol=ATOL,
+            oracle_rtol=RTOL,
+            oracle_atol=ATOL,
+            on=CHECKED,
+        )
+
+    assert surviving_mutants(ACCUMULATE_SCORES, OF_BATCHES, check) == []
 
 
 def test_noise_is_gumbel_and_nothing_goes_together():

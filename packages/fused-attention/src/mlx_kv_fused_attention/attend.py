@@ -105,15 +105,14 @@ def launch_exchange(
     queries: mx.array,
     layout: Layout,
     scale: float,
-    scores: mx.array,
-    of_step: Sequence[mx.array],
+    of_scores: Sequence[mx.array],
     noisy: bool,
     backend: str,
 ) -> list[mx.array]:
     """Launch the kernels of a step in which a row takes the place of another; what `finish_exchange` returns."""
     case = layout.format, layout.extent, queries.shape[1], scale, True, None, backend
     launch, places = _prepare(*case, finish="exchange with noise" if noisy else "exchange")
-    return launch([queries, new_numbers(places, mx.int32), *layout.arrays, scores, *of_step])
+    return launch([queries, new_numbers(places, mx.int32), *layout.arrays, *of_scores])
 
 
 @launches  # the layers of a model usually agree, and what is worked out for one serves all
@@ -178,9 +177,8 @@ def _launcher(
         )
         shape = (batch, query_heads, 1, dim)
         if finish != "merge":
-            of_layout_arrays, (scores, *of_step) = arrays[2 : len(kernel.input_names)], others
-            noisy = finish == "exchange with noise"
-            return finish_exchange(partial, logits[0], of_layout_arrays, scores, of_step, noisy, backend)
+            of_rows, noisy = arrays[2 : len(kernel.input_names)], finish == "exchange with noise"
+            return finish_exchange(partial, logits[0], of_rows, others, noisy, backend)
         own_sinks = others[0] if others else None
         basis = [arrays[i] for i in of_basis]
         return [launch_merge(partial, own_sinks, shape, queries.dtype, backend, format, basis), *logits]

@@ -37,13 +37,13 @@ class FusedAttention:
 
     @staticmethod
     def exchange(
-        queries: mx.array, layout: Layout, scale: float, scores: mx.array, of_step: Sequence[mx.array], noisy: bool
+        queries: mx.array, layout: Layout, scale: float, of_scores: Sequence[mx.array], noisy: bool
     ) -> list[mx.array] | str:
-        """Return the output, scores, positions, the row of each head that goes, and the overdue rows; or why not.
+        """Return the output, scores, positions, overdue rows and the places that they take; or why not.
 
         Raises:
             UnavailableBackendError: if MLX_KV_BACKEND names a backend that cannot run here.
         """
         backend = resolve_backend()
         reason = "the backend is the reference" if backend == "reference" else refusal(queries, layout, None)
-        return reason or launch_exchange(queries, layout, scale, scores, of_step, noisy, backend)
+        return reason or launch_exchange(queries, layout, scale, of_scores, noisy, backend)

@@ -16,7 +16,7 @@ from .merge import MERGE_SPLITS, TEMPLATE
 
 _SCORE_ARRAYS = (ACCUMULATE_SCORES.package, "kernels/accumulate_arrays.metal")
 _APPEND = (PACKAGE, "kernels/append_overdue.metal")
-_NEWEST = ("newest_key", "newest_value", "overdue_rows", "overdue_from")
+_NEWEST = ("newest_key", "newest_value", "overdue_rows", "taken", "overdue_count")
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class FinishExchangeKernel(Kernel):
         """
         shared = read_files(MERGE_ARRAYS, _SCORE_ARRAYS, *MERGE_SPLITS.basis_sources)
         merge, score, append = read_files(own(MERGE_SPLITS), own(ACCUMULATE_SCORES), _APPEND)
-        of_kv_head = "threadgroup_position_in_grid.x < uint(scores_shape[1])"
         return joined(
             (
                 *shared,
+                self._line("device uint* dropped = out_taken + overdue_count[0] * scores_shape[1];"),
                 self._line("if (threadgroup_position_in_grid.y == 0) {"),
                 merge,
-                self._line(f"}} else if (threadgroup_position_in_grid.y == 1 && {of_kv_head}) {{"),
-                score,
-                self._line(f"}} else if ({of_kv_head}) {{"),
+                self._line("} else if (threadgroup_position_in_grid.y == 2) {"),
                 append,
+                self._line("} else if (threadgroup_position_in_grid.x < uint(scores_shape[1])) {"),
+                score,
                 self._line("}"),
             )
         )
@@ -53,7 +53,7 @@ FINISH_EXCHANGE = FinishExchangeKernel(
     "finish_exchange",
     PACKAGE,
     ("partial", "logits", "scores", "positions", *STEP_INPUTS, *_NEWEST),
-    ("output", *ACCUMULATE_SCORES.output_names, "out_overdue"),
+    ("output", "out_scores", "out_positions", "out_overdue", "out_taken"),
     template=(*TEMPLATE, "GROUP", "NOISE"),
 )
 
@@ -62,34 +62,34 @@ def finish_exchange(
     partial: mx.array,
     logits: mx.array,
     of_layout: Sequence[mx.array],
-    scores: mx.array,
-    of_step: Sequence[mx.array],
+    of_scores: Sequence[mx.array],
     noisy: bool,
     backend: str,
 ) -> list[mx.array]:
     """Do what `launch_merge` and `accumulate_held` do, and let the newest row join the overdue ones.
 
-    `of_layout` are the arrays of an `exchanged_format`, `of_step` is what `step_arrays` returns; its sinks serve both.
+    `of_layout` are the arrays of an `exchanged_format`; `of_scores` are scores, positions and `step_arrays`, whose
+    sinks serve both.
 
     Returns:
-        The output, scores, positions, the row of each head that goes, the overdue rows.
+        The output, scores, positions, the overdue rows and their places.
     """
-    _, _, newest_key, newest_value, overdue, positions, overdue_from = of_layout
-    query_heads, kv_heads, dim = logits.shape[1], scores.shape[1], newest_value.shape[3]
+    newest_value, overdue, taken = of_layout[3:6]
+    query_heads, scores, dim = logits.shape[1], of_scores[0].shape, newest_value.shape[3]
     return FINISH_EXCHANGE(
-        inputs=[partial, logits, scores, positions, *of_step, newest_key, newest_value, overdue, overdue_from],
+        inputs=[partial, logits, *of_scores, *of_layout[2:]],
         template={
             "T": overdue.dtype,
             "DIM": dim,
             "SINKS": True,
             "SINK_COUNT": query_heads,
             "SIMDGROUPS": SIMDGROUPS,
-            "GROUP": query_heads // kv_heads,
+            "GROUP": query_heads // scores[1],
             "NOISE": noisy,
         },
         grid=(query_heads * 32 * SIMDGROUPS, 3, 1),
         threadgroup=(32 * SIMDGROUPS, 1, 1),
-        output_shapes=[(1, query_heads, 1, dim), scores.shape, scores.shape, (1, kv_heads), overdue.shape],
-        output_dtypes=[overdue.dtype, mx.float32, mx.int32, mx.uint32, overdue.dtype],
+        output_shapes=[(1, query_heads, 1, dim), scores, scores, overdue.shape, taken.shape],
+        output_dtypes=[overdue.dtype, mx.float32, mx.int32, overdue.dtype, mx.uint32],
         backend=backend,
     )

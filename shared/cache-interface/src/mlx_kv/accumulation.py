@@ -89,9 +89,9 @@ class AccumulatingPolicy(Policy):
         exchanged = exchange(rows, queries, scale, sinks, *held, step, self.noise)
         if exchanged is None:
             return None
-        output, scores.data, positions.data, places, overdue = exchanged
+        output, scores.data, positions.data, overdue, taken = exchanged
         self.seen, self.steps = [seen], [steps]
-        store.exchanged(overdue, places)
+        store.exchanged(overdue, taken)
         return output
 
     def observe(self, chunk: Attended) -> bool:

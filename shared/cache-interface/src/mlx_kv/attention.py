@@ -19,7 +19,7 @@ from .rows import Span
 from .store import Store
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Float32
+    from jaxtyping import Float
 
 Mask = mx.array | str | None
 GROUP = "mlx_kv.attention"
@@ -43,7 +43,7 @@ class DecodeAttention(Protocol):
 
     @staticmethod
     def exchange(
-        queries: mx.array, layout: Layout, scale: float, scores: mx.array, of_step: Sequence[mx.array], noisy: bool
+        queries: mx.array, layout: Layout, scale: float, of_scores: Sequence[mx.array], noisy: bool
     ) -> list[mx.array] | str:
         """Attend likewise and take note of it; see the function `exchange`. Or say why not."""
         ...
@@ -84,26 +84,24 @@ def exchange(
     queries: Float[mx.array, "1 query_heads 1 key_dim"],
     layout: Layout,
     scale: float,
-    scores: Float32[mx.array, "1 kv_heads total 1"],
-    of_step: Sequence[mx.array],
+    of_scores: Sequence[mx.array],
     noisy: bool,
 ) -> list[mx.array] | None:
     """Attend to all rows of an `exchanged_format`, and add the attention to their scores; traceable.
 
     Args:
         queries: one row, which sees all rows.
-        layout: the rows, with their positions and those that are overdue.
+        layout: the rows.
         scale: what the logits are multiplied with.
-        scores: of the rows, as `accumulate_held` takes them.
-        of_step: `step_arrays`.
+        of_scores: the rows' scores and positions, as `accumulate_held` takes them, and `step_arrays`.
         noisy: whether the step has noise.
 
     Returns:
-        The output, scores, positions, the row of each head that goes, and the overdue rows with the newest among them,
-        all of one launch; None if no backend covers the case.
+        The output, scores, positions, the overdue rows and their places, the newest row now the last of these, all of
+        one launch; None if no backend covers the case.
     """
     for name, backend in _backends().items():
-        answered = backend.exchange(queries, layout, scale, scores, of_step, noisy)
+        answered = backend.exchange(queries, layout, scale, of_scores, noisy)
         if not isinstance(answered, str):
             return answered
         _log_once(f"{name} attention is not used for {layout.format.name} rows: {answered}")

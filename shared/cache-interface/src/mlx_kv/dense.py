@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from .store import Geometry
 
 _STEP_AT_A_BUDGET = 32
-_MOST_OVERDUE = 32  # rows that are written together: at a row for each token, that would be most of what a token costs
+_MOST_OVERDUE = (
+    32  # rows that are written together, as a token's work is doubled by writing its own; kernels have 32 lanes
+)
 
 Rows = tuple[mx.array, mx.array]  # keys and values of a token
 
@@ -43,8 +45,8 @@ class DenseStore(Store):
         self._spans: Sequence[Span] = ()  # which of them are in no buffer yet, nor replace a row
         self._replaced: tuple[Sequence[int], mx.array] | None = None  # rows that make way for them
         self._overdue: tuple[Rows, Sequence[int], mx.array] | None = None  # rows before them, to be written over others
-        self._exchanged: mx.array | None = None  # or several such rows, each a key and its value side by side
-        self._taken: list[mx.array] = []  # and the places of each
+        self._exchanged: Rows | None = None  # or several such rows, a key and its value side by side, and their places
+        self._count = 0  # how many they are
         self._steady: tuple[Format, Extent] | None = None  # while each token takes the place of another, and no more
         self._token: tuple[object, ...] = ()  # what the newest token was like
 
@@ -115,7 +117,7 @@ class DenseStore(Store):
         newest = self._newest
         if self._spans != ONE_TOKEN or newest is None or self.keys.begins[0]:
             return None
-        if self._steady is None or len(self._taken) >= min(most, _MOST_OVERDUE):
+        if self._steady is None or self._count >= min(most, _MOST_OVERDUE):
             self._write_overdue()
         keys, values = self.keys.data, self.values.data
         if keys is None or values is None or keys.dtype != values.dtype:
@@ -123,13 +125,14 @@ class DenseStore(Store):
         if self._steady is None:
             heads, key_dim, value_dim = keys.shape[1], keys.shape[3], values.shape[3]
             self._steady = exchanged_format(heads, key_dim, value_dim, keys.dtype), self._extent(keys, values)
-            self._exchanged = mx.zeros((1, heads, _MOST_OVERDUE, key_dim + value_dim), keys.dtype)
-        return Exchange(*self._steady, (keys, values, *newest, cast("mx.array", self._exchanged)), len(self._taken))
+            overdue = mx.zeros((1, heads, _MOST_OVERDUE, key_dim + value_dim), keys.dtype)
+            self._exchanged = overdue, mx.zeros((_MOST_OVERDUE, heads), mx.uint32)
+        return Exchange(*self._steady, (keys, values, *newest, *cast(Rows, self._exchanged)), self._count)
 
-    def exchanged(self, overdue: mx.array, places: mx.array) -> None:
-        """Take over the overdue rows, the newest now among them."""
-        self._exchanged, self._newest, self._spans = overdue, None, ()
-        self._taken.append(places)
+    def exchanged(self, overdue: mx.array, taken: mx.array) -> None:
+        """Take over the overdue rows and their places, the newest now the last of them."""
+        self._exchanged, self._newest, self._spans = (overdue, taken), None, ()
+        self._count += 1
 
     def _extent(self, keys: mx.array, values: mx.array) -> Extent:
         begins = zip(self.keys.lengths, self.keys.begins, self.values.begins, strict=True)
@@ -186,18 +189,13 @@ class DenseStore(Store):
             for buffer, rows in zip((self.keys, self.values), newest, strict=True):
                 buffer.put(sequences, places, rows)
             self._overdue = None
-        if self._exchanged is not None:
-            self._write_exchanged(self._exchanged)
-        self._exchanged = self._steady = None
-
-    def _write_exchanged(self, rows: mx.array) -> None:
-        keys, values, count = self.keys.data, self.values.data, len(self._taken)
-        if count == 0 or keys is None or values is None:
-            return
-        places, rows, key_dim = mx.stack(self._taken, axis=2)[..., None], rows[:, :, :count], keys.shape[3]
-        self.keys.data = put_rows(keys, places, rows[..., :key_dim])
-        self.values.data = put_rows(values, places, rows[..., key_dim:])
-        self._taken = []
+        keys, values, count = self.keys.data, self.values.data, self._count
+        if self._exchanged and count and keys is not None and values is not None:
+            rows, taken = self._exchanged
+            rows, places, key_dim = rows[:, :, :count], taken[:count].T[None, ..., None], keys.shape[3]
+            self.keys.data = put_rows(keys, places, rows[..., :key_dim])
+            self.values.data = put_rows(values, places, rows[..., key_dim:])
+        self._exchanged, self._count, self._steady = None, 0, None
 
     def truncate(self, rows: int) -> None:
         """Drop the newest rows."""
@@ -213,7 +211,7 @@ class DenseStore(Store):
     def load(self, arrays: Mapping[str, mx.array], places: Mapping[str, Any]) -> None:
         """Take over another store's arrays and places; nothing waits then."""
         self._newest = self._replaced = self._overdue = self._exchanged = self._steady = None
-        self._spans, self._token, self._taken = (), (), []
+        self._spans, self._token, self._count = (), (), 0
         super().load(arrays, places)
 
     def fresh(self) -> Self:

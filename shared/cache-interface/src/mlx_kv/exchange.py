@@ -35,26 +35,26 @@ def exchange(
     Such steps follow each other alike but for a few numbers, so that the host need not describe them op by op.
 
     Returns:
-        The output; in place of what was given scores and positions; the row of each head that goes [1, kv_heads], and
-        the overdue rows with the newest among them. None, with nothing computed, if there is no kernel for the case.
+        The output, and in place of what was given scores, positions, overdue rows and their places, the newest row now
+        the last of these; None, with nothing computed, if there is no kernel for the case.
     """
     backend = resolve_backend()
     if backend == "reference":
         return None
     launch = _launch(rows.format, rows.extent, scale, noise is not None, backend)
-    overdue_from = new_numbers((step.position - rows.overdue, 0), mx.int32)
+    count = new_numbers((rows.overdue, 0), mx.int32)
     of_step = step_arrays([step], queries.shape[1], sinks, noise)
-    return launch([queries, *rows.arrays, positions, overdue_from, scores, *of_step]) or None
+    return launch([queries, *rows.arrays, count, scores, positions, *of_step]) or None
 
 
 @launches
 def _launch(format: Format, extent: Extent, scale: float, noisy: bool, backend: Backend) -> Launch:
     def launch(arrays: list[mx.array]) -> list[mx.array]:
-        queries, scores, of_step = arrays[0], arrays[8], arrays[9:]
+        queries, of_scores = arrays[0], arrays[8:]
         # The numbers that attention hands to its kernel are compiled in: they are the same at all steps of this extent,
         # and have been evaluated with the first of them, which is not compiled.
         layout = Layout(format, tuple(arrays[1:8]), extent, _unread)
-        return attention.exchange(queries, layout, scale, scores, of_step, noisy) or []
+        return attention.exchange(queries, layout, scale, of_scores, noisy) or []
 
     return Launch(launch, compiles=backend != "emulator")
 

@@ -13,7 +13,7 @@ from .layout import Extent, Format, Layout
 from .rows import RowBuffer, Span
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float, Int, UInt32
 
     from .policy import Policy
 
@@ -43,10 +43,10 @@ class Exchange(NamedTuple):
     arrays: tuple[mx.array, ...]
     """Keys, values, the newest of both, and the overdue rows, which have taken places but not been written there yet.
 
-    The latter [1, kv_heads, room, key_dim + value_dim] are the newest but one, in the order of their tokens.
+    The latter are [1, kv_heads, 32, key_dim + value_dim], the places of each [32, kv_heads].
     """
     overdue: int
-    """How many they are."""
+    """How many rows are overdue: of 32, the first."""
 
 
 class Store(ABC):
@@ -128,8 +128,8 @@ class Store(ABC):
         """
         return None
 
-    def exchanged(self, overdue: mx.array, places: Int[mx.array, "1 kv_heads"]) -> None:
-        """Take over the overdue rows, the newest now among them, which takes these places."""
+    def exchanged(self, overdue: mx.array, taken: UInt32[mx.array, "32 kv_heads"]) -> None:
+        """Take over the overdue rows and their places, the newest now the last of them."""
         raise ValueError(f"[{type(self).__name__}] rows cannot change places")
 
     def settle(self) -> None:  # noqa: B027 (most stores have nothing to do)

@@ -1,12 +1,15 @@
-// The newest row joins the overdue ones, at the place that its token's distance from the first of them tells: a threadgroup for each
-// KV head.
+// The newest row joins the overdue ones as the last of them; its place, which is found beside it, is `dropped`.
 // --- body ---
     const uint width = overdue_rows_shape[3], size = overdue_rows_shape[2] * width, key_dim = newest_key_shape[3];
-    const uint own_head = threadgroup_position_in_grid.x, place = uint(tokens[0] - overdue_from[0]) * width;
-    for (uint i = thread_position_in_threadgroup.x; i < size; i += 32 * SIMDGROUPS) {
-        const uint channel = i - place;              // wraps around before the place
-        T x = overdue_rows[own_head * size + i];
-        if (channel < key_dim) x = newest_key[own_head * key_dim + channel];
-        else if (channel < width) x = newest_value[own_head * (width - key_dim) + channel - key_dim];
-        out_overdue[own_head * size + i] = x;
+    const uint kv_heads = scores_shape[1], begin = threadgroup_position_in_grid.x * 32 * SIMDGROUPS;
+    for (uint i = begin + thread_position_in_threadgroup.x; i < kv_heads * size; i += threads_per_grid.x) {
+        const uint own_head = i / size, row = i % size / width, channel = i % width;
+        T x = overdue_rows[i];
+        if (row == uint(overdue_count[0])) {
+            x = channel < key_dim ? newest_key[own_head * key_dim + channel] : newest_value[own_head * (width - key_dim) + channel - key_dim];
+        }
+        out_overdue[i] = x;
+    }
+    for (uint i = begin + thread_position_in_threadgroup.x; i < taken_shape[0] * kv_heads; i += threads_per_grid.x) {
+        if (i / kv_heads != uint(overdue_count[0])) out_taken[i] = taken[i];
     }

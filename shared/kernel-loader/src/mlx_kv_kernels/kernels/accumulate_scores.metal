@@ -1,8 +1,9 @@
 // One token's attention is added to the scores of the rows it sees, and where a row has to go, the lowest score decides: a
 // threadgroup for each KV head of each sequence. The first pass over the logits finds every query head's logsumexp, the second
-// adds the mean probability to each row's score and finds the row to go, whose place the newest row takes. Scores of a whole
-// room are copied, so that the outputs can stand in for the inputs. `rooms` has of each sequence the first place of its room, the rows
-// attended to, the first place behind its room, and whether a row goes; `tokens` the new token's position and that of the window.
+// adds the mean probability to each row's score and finds the row to go, whose place the newest row takes. A thread loads what it
+// needs of several rows at once; where these are all its rows, the second pass finds them in registers. Scores of a whole room are
+// copied, so that the outputs can stand in for the inputs. `rooms` has of each sequence the first place of its room, the rows attended
+// to, the first place behind its room, and whether a row goes; `tokens` the new token's position and that of the window.
 
 // Softmax statistics in base 2: the largest logit, and the sum of all relative to it.
 struct Statistics {
@@ -41,8 +42,38 @@ METAL_FUNC float gumbel(uint hash, uint position) {
     const float uniform = (float(mix(hash, position) >> 9) + 0.5f) * (1.0f / 8388608.0f);
     return -metal::precise::log(-metal::precise::log(uniform));
 }
+// A thread's rows, STEP apart: of each the logits of GROUP query heads, noise included, in base 2; -infinity behind the last row.
+template <int GROUP, int ROWS> struct Rows {
+    float logit[ROWS][GROUP], score[ROWS];
+    int position[ROWS];
+};
+// Loads them, from the `first` on. Pointers are of whichever address space; `newest` is the position of the last of `rows`, which has
+// no score yet, and `room` has more places than rows.
+template <bool NOISE, uint STEP, int GROUP, int ROWS, typename Logits, typename Scores, typename Positions>
+METAL_FUNC void load_rows(
+    thread Rows<GROUP, ROWS>& r, uint first, uint rows, uint room, Logits logits, uint logit_rows, Scores scores, Positions positions,
+    int newest, float factor, float noise, thread const uint (&hashes)[GROUP]) {
+    #pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        const uint row = first + i * STEP;
+        const bool older = row < room && row + 1 != rows;
+        r.score[i] = older ? scores[row] : 0.0f;
+        r.position[i] = older ? positions[row] : newest;
+        #pragma unroll
+        for (int g = 0; g < GROUP; g++) r.logit[i][g] = row < rows ? logits[g * logit_rows + row] : -INFINITY;
+    }
+    #pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        #pragma unroll
+        for (int g = 0; g < GROUP; g++) {
+            if (NOISE) r.logit[i][g] += noise * gumbel(hashes[g], uint(r.position[i]));
+            r.logit[i][g] *= factor;
+        }
+    }
+}
 // --- body ---
     constexpr uint THREADS = 32 * SIMDGROUPS;
+    constexpr int ROWS = GROUP > 8 ? 2 : GROUP > 4 ? 4 : 8;
     constexpr float LOG2E = 1.44269504088896f;
     const uint thread_index = thread_position_in_threadgroup.x;
     const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
@@ -52,8 +83,11 @@ METAL_FUNC float gumbel(uint hash, uint position) {
     const uint begin = rooms[at], rows = rooms[at + 1], room = rooms[at + 2] - rooms[at];
     const bool drops = rooms[at + 3] != 0;
     const int position = tokens[2 * sequence], window = tokens[2 * sequence + 1];
-    const float factor = LOG2E / factors[1 + sequence];
-    const ulong own_logits = ulong(head) * GROUP * logit_rows, own = ulong(kv_head) * total + begin;
+    const float factor = LOG2E / factors[1 + sequence], noise = factors[0];
+    const ulong own = ulong(kv_head) * total + begin;
+    const auto own_logits = logits + ulong(head) * GROUP * logit_rows;
+    const auto own_scores = scores + own;
+    const auto own_positions = positions + own;
 
     uint hashes[GROUP];
     Statistics seen[GROUP];
@@ -61,14 +95,18 @@ METAL_FUNC float gumbel(uint hash, uint position) {
         hashes[g] = mix(mix(mix(uint(seeds[0])), uint(seeds[1])), kv_head * GROUP + g);  // the noise's seed, and its layer
         seen[g] = Statistics{-INFINITY, 0};
     }
-    for (uint base = 0; base < rows; base += THREADS) {  // as often in every lane, so that all come to the shuffles together
-        const uint row = base + thread_index;
-        if (row >= rows) continue;
-        const int where = row + 1 < rows ? positions[own + row] : position;
-        for (uint g = 0; g < GROUP; g++) {
-            float x = logits[own_logits + g * logit_rows + row];
-            if (NOISE) x += factors[0] * gumbel(hashes[g], uint(where));
-            seen[g] = merge(seen[g], Statistics{x * factor, 1});
+    Rows<GROUP, ROWS> r;
+    for (uint base = 0; base < rows; base += ROWS * THREADS) {  // as often in every lane, so that all come to the shuffles together
+        load_rows<NOISE, THREADS>(
+            r, base + thread_index, rows, room, own_logits, logit_rows, own_scores, own_positions, position, factor, noise, hashes);
+        #pragma unroll
+        for (int g = 0; g < GROUP; g++) {
+            float highest = -INFINITY, sum = 0;
+            #pragma unroll
+            for (int i = 0; i < ROWS; i++) highest = metal::max(highest, r.logit[i][g]);
+            #pragma unroll
+            for (int i = 0; i < ROWS; i++) sum += metal::exp2(r.logit[i][g] - safe(highest));
+            seen[g] = merge(seen[g], Statistics{highest, sum});
         }
     }
     // All shuffles first: behind a branch that one lane takes, CUDA's compiler no longer knows that all lanes come together.
@@ -92,27 +130,28 @@ METAL_FUNC float gumbel(uint hash, uint position) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
     Lowest lowest = {INFINITY, -1, 0};
-    for (uint base = 0; base < room; base += THREADS) {
-        const uint row = base + thread_index;
-        if (row >= room) continue;
-        if (row >= rows) {
-            out_scores[own + row] = scores[own + row];
-            out_positions[own + row] = positions[own + row];
-            continue;
+    for (uint base = 0; base < room; base += ROWS * THREADS) {
+        if (room > ROWS * THREADS || rows == 0) {
+            load_rows<NOISE, THREADS>(
+                r, base + thread_index, rows, room, own_logits, logit_rows, own_scores, own_positions, position, factor, noise, hashes);
         }
-        const bool newest = row + 1 == rows;
-        const int where = newest ? position : positions[own + row];
-        float probability = 0;
-        for (uint g = 0; g < GROUP; g++) {
-            float x = logits[own_logits + g * logit_rows + row];
-            if (NOISE) x += factors[0] * gumbel(hashes[g], uint(where));
-            probability += metal::exp2(x * factor - lse[g]);
+        #pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const uint row = base + i * THREADS + thread_index;
+            if (row >= room) continue;
+            float score = r.score[i];
+            if (row < rows) {
+                float probability = 0;
+                for (uint g = 0; g < GROUP; g++) probability += metal::exp2(r.logit[i][g] - lse[g]);
+                score += probability / float(GROUP);
+                if (row + 1 == rows) newest_score[0] = score;
+                if (r.position[i] < window) {
+                    lowest = lower(lowest, Lowest{metal::isnan(score) ? -INFINITY : score, r.position[i], row});
+                }
+            }
+            out_scores[own + row] = score;
+            out_positions[own + row] = r.position[i];
         }
-        const float score = (newest ? 0.0f : scores[own + row]) + probability / float(GROUP);
-        out_scores[own + row] = score;
-        out_positions[own + row] = where;
-        if (newest) newest_score[0] = score;
-        if (where < window) lowest = lower(lowest, Lowest{metal::isnan(score) ? -INFINITY : score, where, row});
     }
     for (ushort mask = 1; mask < 32; mask *= 2) lowest = lower(lowest, shuffled(lowest, mask));
     if (lane == 0) {
