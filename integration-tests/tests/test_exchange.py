@@ -174,11 +174,11 @@ def test_a_case_without_a_kernel_is_taken_op_by_op(backend, monkeypatch):
 
 def step_in_ops(queries, layout, scale, of_scores, noisy):
     """What kernels give over one sequence of dense rows of which one goes, in ops that MLX can trace."""
-    keys, values, key, value, overdue, taken, count = layout.arrays
+    keys, values, key, value, overdue, taken = layout.arrays
     scores, positions, _, factors, _, rooms, tokens = of_scores
     held, split = layout.extent.places[0][4], key.shape[3]
-    numbers = mx.arange(overdue.shape[2])
-    which = (taken.T[None, :, None] == mx.arange(held)[:, None]) & (numbers < count[0])  # [1, kv_heads, held, overdue]
+    numbers, count = mx.arange(overdue.shape[2] + 1), taken[-1, 0]
+    which = (taken.T[None, :, None] == mx.arange(held)[:, None]) & (numbers < count)  # [1, kv_heads, held, overdue]
     of_overdue = mx.take_along_axis(overdue, mx.argmax(which, axis=3, keepdims=True), axis=2)
     keys, values = (
         mx.concatenate([mx.where(which.any(3, keepdims=True), others, rows[:, :, :held]), newest], axis=2)
@@ -199,9 +199,10 @@ def step_in_ops(queries, layout, scale, of_scores, noisy):
     going = mx.argmin(mx.where(within & (positions < tokens[1]), sums, float("inf")), axis=2, keepdims=True)
     goes = rows == going
     sums, positions = (mx.where(goes, mx.where(newest, x, 0).sum(2, keepdims=True), x) for x in (sums, positions))
-    last = numbers[:, None] == count[0]
-    overdue = mx.where(last, mx.concatenate([key, value], axis=3), overdue)
-    return [output, sums, positions, overdue, mx.where(last, going[0, :, 0, 0], taken).astype(mx.uint32)]
+    last = numbers[:, None] == count
+    overdue = mx.where(last[:-1], mx.concatenate([key, value], axis=3), overdue)
+    taken = mx.where(last, going[0, :, 0, 0], taken) + (numbers[:, None] == numbers[-1])
+    return [output, sums, positions, overdue, taken.astype(mx.uint32)]
 
 
 @pytest.mark.usefixtures("launches_of_its_own")

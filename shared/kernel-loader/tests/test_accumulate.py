@@ -149,10 +149,16 @@ MUTANTS = [
     Mutant("LOG2E / factors[1 + sequence]", "LOG2E / factors[1]"),
     Mutant("kv_head * GROUP + g);", "g);"),
     Mutant(
-        "for (ushort mask = 1; mask < 32; mask *= 2) seen[g]", "for (ushort mask = 1; mask < 16; mask *= 2) seen[g]"
+        "for (ushort mask = 1; mask < 32; mask *= 2) {\n        s =",
+        "for (ushort mask = 1; mask < 16; mask *= 2) {\n        s =",
     ),
-    Mutant("for (ushort mask = 1; mask < 32; mask *= 2) lowest", "for (ushort mask = 2; mask < 32; mask *= 2) lowest"),
-    Mutant("Statistics all = {sinks[kv_head * GROUP + thread_index] * factor, 1};", "Statistics all = {-INFINITY, 0};"),
+    Mutant(
+        "for (ushort mask = 1; mask < 32; mask *= 2) {\n        l =",
+        "for (ushort mask = 2; mask < 32; mask *= 2) {\n        l =",
+    ),
+    Mutant("seen[g] = merge_lanes(seen[g]);", ""),
+    Mutant("merge(Statistics{sinks[kv_head * GROUP + g] * factor, 1}, merge_lanes(all))", "merge_lanes(all)"),
+    Mutant("if (lane < SIMDGROUPS) all", "if (lane < 7) all"),
     Mutant("row < room && row + 1 != rows;", "row < room;"),
     Mutant(
         "row < rows ? logits[g * logit_rows + row] : -INFINITY", "row < room ? logits[g * logit_rows + row] : -INFINITY"
@@ -162,8 +168,9 @@ MUTANTS = [
     Mutant("if (row >= room) continue;", "if (row >= rows) continue;"),
     Mutant("if (r.position[i] < window)", "if (r.position[i] <= window)"),
     Mutant("metal::isnan(score) ? -INFINITY : score", "score"),
-    Mutant("for (uint s = 1; s < SIMDGROUPS; s++)", "for (uint s = 1; s < 7; s++)"),
-    Mutant("out_positions[own + lowest.row] = position;", ""),
+    Mutant("if (lane < SIMDGROUPS) lowest", "if (lane < 7) lowest"),
+    Mutant("lowest.row % THREADS == thread_index", "lowest.row == thread_index + 1"),
+    Mutant("        out_positions[own + lowest.row] = position;\n", ""),
     Mutant("rooms[at + 2] - rooms[at];", "rooms[at + 1];"),
 ]
 

@@ -16,7 +16,7 @@ from .merge import MERGE_SPLITS, TEMPLATE
 
 _SCORE_ARRAYS = (ACCUMULATE_SCORES.package, "kernels/accumulate_arrays.metal")
 _APPEND = (PACKAGE, "kernels/append_overdue.metal")
-_NEWEST = ("newest_key", "newest_value", "overdue_rows", "taken", "overdue_count")
+_NEWEST = ("newest_key", "newest_value", "overdue_rows", "taken")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class FinishExchangeKernel(Kernel):
         return joined(
             (
                 *shared,
-                self._line("device uint* dropped = out_taken + overdue_count[0] * scores_shape[1];"),
+                self._line("const uint overdue = taken[(taken_shape[0] - 1) * scores_shape[1]];"),
+                self._line("device uint* dropped = out_taken + overdue * scores_shape[1];"),
                 self._line("if (threadgroup_position_in_grid.y == 0) {"),
                 merge,
                 self._line("} else if (threadgroup_position_in_grid.y == 2) {"),

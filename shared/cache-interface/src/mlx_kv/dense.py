@@ -126,8 +126,8 @@ class DenseStore(Store):
             heads, key_dim, value_dim = keys.shape[1], keys.shape[3], values.shape[3]
             self._steady = exchanged_format(heads, key_dim, value_dim, keys.dtype), self._extent(keys, values)
             overdue = mx.zeros((1, heads, _MOST_OVERDUE, key_dim + value_dim), keys.dtype)
-            self._exchanged = overdue, mx.zeros((_MOST_OVERDUE, heads), mx.uint32)
-        return Exchange(*self._steady, (keys, values, *newest, *cast(Rows, self._exchanged)), self._count)
+            self._exchanged = overdue, mx.zeros((_MOST_OVERDUE + 1, heads), mx.uint32)
+        return Exchange(*self._steady, (keys, values, *newest, *cast(Rows, self._exchanged)))
 
     def exchanged(self, overdue: mx.array, taken: mx.array) -> None:
         """Take over the overdue rows and their places, the newest now the last of them."""

@@ -10,7 +10,6 @@ from mlx_kv_kernels import resolve_backend
 from mlx_kv_kernels.accumulate import Noise, Step, step_arrays
 from mlx_kv_kernels.backend import Backend
 from mlx_kv_kernels.launch import Launch, launches
-from mlx_kv_kernels.numbers import new_numbers
 
 from . import attention
 from .layout import Extent, Format, Layout
@@ -42,18 +41,17 @@ def exchange(
     if backend == "reference":
         return None
     launch = _launch(rows.format, rows.extent, scale, noise is not None, backend)
-    count = new_numbers((rows.overdue, 0), mx.int32)
     of_step = step_arrays([step], queries.shape[1], sinks, noise)
-    return launch([queries, *rows.arrays, count, scores, positions, *of_step]) or None
+    return launch([queries, *rows.arrays, scores, positions, *of_step]) or None
 
 
 @launches
 def _launch(format: Format, extent: Extent, scale: float, noisy: bool, backend: Backend) -> Launch:
     def launch(arrays: list[mx.array]) -> list[mx.array]:
-        queries, of_scores = arrays[0], arrays[8:]
+        queries, of_scores = arrays[0], arrays[7:]
         # The numbers that attention hands to its kernel are compiled in: they are the same at all steps of this extent,
         # and have been evaluated with the first of them, which is not compiled.
-        layout = Layout(format, tuple(arrays[1:8]), extent, _unread)
+        layout = Layout(format, tuple(arrays[1:7]), extent, _unread)
         return attention.exchange(queries, layout, scale, of_scores, noisy) or []
 
     return Launch(launch, compiles=backend != "emulator")

@@ -122,5 +122,5 @@ def exchanged_format(kv_heads: int, key_dim: int, value_dim: int, dtype: mx.Dtyp
     Numbers: those of dense rows.
     """
     sources = (("mlx_kv", "kernels/exchanged_rows.metal"),)
-    inputs = ("key_rows", "value_rows", "newest_key", "newest_value", "overdue_rows", "taken", "overdue_count")
+    inputs = ("key_rows", "value_rows", "newest_key", "newest_value", "overdue_rows", "taken")
     return Format("exchanged", sources, kv_heads, key_dim, value_dim, dtype, inputs, places=5)

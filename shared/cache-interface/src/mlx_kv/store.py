@@ -43,10 +43,9 @@ class Exchange(NamedTuple):
     arrays: tuple[mx.array, ...]
     """Keys, values, the newest of both, and the overdue rows, which have taken places but not been written there yet.
 
-    The latter are [1, kv_heads, 32, key_dim + value_dim], the places of each [32, kv_heads].
+    The latter are [1, kv_heads, 32, key_dim + value_dim]; then the places they take [33, kv_heads], of which the last
+    tells instead how many they are.
     """
-    overdue: int
-    """How many rows are overdue: of 32, the first."""
 
 
 class Store(ABC):
@@ -128,7 +127,7 @@ class Store(ABC):
         """
         return None
 
-    def exchanged(self, overdue: mx.array, taken: UInt32[mx.array, "32 kv_heads"]) -> None:
+    def exchanged(self, overdue: mx.array, taken: UInt32[mx.array, "33 kv_heads"]) -> None:
         """Take over the overdue rows and their places, the newest now the last of them."""
         raise ValueError(f"[{type(self).__name__}] rows cannot change places")
 

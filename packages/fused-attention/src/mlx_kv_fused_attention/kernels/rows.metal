@@ -29,6 +29,10 @@ METAL_FUNC void load_queries(const device T* queries, Keys keys, Query query, fl
     }
 }
 
+// Whether a layout's rows have to be looked for before they are loaded.
+template <typename Rows> METAL_FUNC constexpr auto is_moved(int) -> decltype(bool(Rows::MOVED)) { return Rows::MOVED; }
+template <typename Rows> METAL_FUNC constexpr bool is_moved(long) { return false; }
+
 // The share of `part` in the rows outside the tiles, in whole steps, so that no row is loaded twice.
 template <int GROUP, int KEY_DIM, int VALUE_DIM, typename Keys, typename Values, typename Queries, typename Logits>
 METAL_FUNC void attend_rows(
@@ -51,6 +55,10 @@ METAL_FUNC void attend_rows(
         typename Values::template Row<VC> loaded_values[STEP];
         float key[STEP][KC], value[STEP][VC];
         int row[STEP], row_of_lane = 0;
+        if constexpr (is_moved<Keys>(0)) {
+            keys.begin = values.begin = step;
+            keys.found = values.found = keys.look(step);
+        }
         #pragma unroll
         for (int i = 0; i < STEP; i++) {
             const int outside = metal::min(step + i, last - 1);
@@ -59,6 +67,8 @@ METAL_FUNC void attend_rows(
             keys.load(row[i], lane * KC, loaded_keys[i]);
             values.load(row[i], lane * VC, loaded_values[i]);
         }
+        // Else CUDA's compiler would put off the values' loads until they are wanted.
+        if constexpr (is_moved<Keys>(0)) simdgroup_barrier(mem_flags::mem_threadgroup);
         #pragma unroll
         for (int i = 0; i < STEP; i++) {
             keys.read(loaded_keys[i], lane * KC, key[i]);

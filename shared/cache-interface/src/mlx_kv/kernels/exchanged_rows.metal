@@ -1,20 +1,28 @@
-// Reads dense rows of which the newest have not been written to the places they take: overdue_count[0] of them are found in
-// `overdue_rows`, a key and its value side by side, their places in `taken`, and the very newest in arrays of its own. A lane knows the
-// place of one of them. place: as in dense_rows.metal.
+// Reads dense rows of which the newest have not been written to the places they take, but stand in `overdue_rows`, a key and its value
+// side by side; the very newest has arrays of its own. `taken` has the place of each of the overdue rows, and behind those of all how
+// many they are. place: as in dense_rows.metal.
 
 template <typename T, int DIM, int STRIDE> struct ExchangedRows {
+    static constexpr constant bool MOVED = true;
     const device T* rows;
     const device T* overdue;
     const device T* newest;
-    int count, taken;                                // taken by this lane's row, -1 if it has none
+    int count, taken;                                // rows in the arrays; the place taken by this lane's row, none if it is negative
     uint number;                                     // of this lane's row, from 1 on
+    int begin;                                       // of four rows: byte i of `found` is the number of the row that has
+    uint found;                                      // taken the place of row begin + i, 0 if none has
     template <int N> struct Row {
         RunOfNumbers<T, N> numbers;
     };
+    // Finds what stands in the places of four rows, all lanes together, before they are loaded.
+    METAL_FUNC uint look(int row) const {
+        const uint distance = uint(taken - row);
+        return simd_or(distance < 4 ? number << (8 * distance) : 0u);
+    }
     template <int N> METAL_FUNC void load(int row, int first, thread Row<N>& r) const {
-        const uint found = simd_max(row == taken ? number : 0u);
+        const uint own = found >> (8 * (row - begin)) & 0xff;
         const device T* from = row < count ? rows + long(row) * DIM : newest;
-        if (found > 0) from = overdue + (found - 1) * STRIDE;
+        if (own > 0) from = overdue + (own - 1) * STRIDE;
         r.numbers.load(from + first, DIM - first);
     }
     // Channels first..first+N-1, zero from DIM on.
@@ -25,12 +33,12 @@ template <typename T, int DIM, int STRIDE> struct ExchangedRows {
 // --- body ---
     constexpr int STRIDE = KEY_DIM + VALUE_DIM;
     const device T* overdue = overdue_rows + long(kv_head) * overdue_rows_shape[2] * STRIDE;
-    const uint number = thread_index_in_simdgroup + 1;
-    const int own_taken =
-        number <= uint(overdue_count[0]) ? int(taken[(number - 1) * threadgroups_per_grid.y + kv_head]) : -1;
+    const device uint* own_taken = taken + kv_head;
+    const uint number = thread_index_in_simdgroup + 1, kv_heads = threadgroups_per_grid.y;
+    const int place_of_lane = number <= own_taken[32 * kv_heads] ? int(own_taken[(number - 1) * kv_heads]) : -4;
     const ExchangedRows<T, KEY_DIM, STRIDE> keys = {
-        key_rows + (long(kv_head) * place[1] + place[0]) * KEY_DIM, overdue, newest_key + kv_head * KEY_DIM, place[4],
-        own_taken, number};
+        key_rows + (long(kv_head) * place[1] + place[0]) * KEY_DIM, overdue, newest_key + kv_head * KEY_DIM,
+        place[4], place_of_lane, number, 0, 0};
     const ExchangedRows<T, VALUE_DIM, STRIDE> values = {
         value_rows + (long(kv_head) * place[3] + place[2]) * VALUE_DIM, overdue + KEY_DIM, newest_value + kv_head * VALUE_DIM,
-        place[4], own_taken, number};
+        place[4], place_of_lane, number, 0, 0};

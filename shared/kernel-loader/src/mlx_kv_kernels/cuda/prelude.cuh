@@ -171,6 +171,7 @@ template <typename T> METAL_FUNC T simd_prefix_exclusive_sum(T v) {
 }
 #if __CUDA_ARCH__ >= 800
 METAL_FUNC uint simd_max(uint a) { return __reduce_max_sync(MLX_KV_ALL_LANES, a); }  // one instruction
+METAL_FUNC uint simd_or(uint a) { return __reduce_or_sync(MLX_KV_ALL_LANES, a); }
 #endif
 METAL_FUNC bool simd_any(bool p) { return __any_sync(MLX_KV_ALL_LANES, p); }
 METAL_FUNC bool simd_all(bool p) { return __all_sync(MLX_KV_ALL_LANES, p); }

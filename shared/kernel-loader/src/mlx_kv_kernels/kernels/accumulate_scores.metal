@@ -14,8 +14,11 @@ METAL_FUNC Statistics merge(Statistics a, Statistics b) {
     const float largest = metal::max(a.largest, b.largest), base = safe(largest);
     return Statistics{largest, a.sum * metal::exp2(a.largest - base) + b.sum * metal::exp2(b.largest - base)};
 }
-METAL_FUNC Statistics shuffled(Statistics s, ushort mask) {
-    return Statistics{simd_shuffle_xor(s.largest, mask), simd_shuffle_xor(s.sum, mask)};
+METAL_FUNC Statistics merge_lanes(Statistics s) {
+    for (ushort mask = 1; mask < 32; mask *= 2) {
+        s = merge(s, Statistics{simd_shuffle_xor(s.largest, mask), simd_shuffle_xor(s.sum, mask)});
+    }
+    return s;
 }
 
 // The row to go: the lowest score, of equal ones the newest. A score that is no number counts as -infinity.
@@ -27,8 +30,11 @@ struct Lowest {
 METAL_FUNC Lowest lower(Lowest a, Lowest b) {
     return b.score < a.score || (b.score == a.score && b.position > a.position) ? b : a;
 }
-METAL_FUNC Lowest shuffled(Lowest l, ushort mask) {
-    return Lowest{simd_shuffle_xor(l.score, mask), simd_shuffle_xor(l.position, mask), simd_shuffle_xor(l.row, mask)};
+METAL_FUNC Lowest lowest_of_lanes(Lowest l) {
+    for (ushort mask = 1; mask < 32; mask *= 2) {
+        l = lower(l, Lowest{simd_shuffle_xor(l.score, mask), simd_shuffle_xor(l.position, mask), simd_shuffle_xor(l.row, mask)});
+    }
+    return l;
 }
 
 // Gumbel noise that depends on nothing but these numbers (accumulate_reference.py has the same).
@@ -110,9 +116,7 @@ METAL_FUNC void load_rows(
         }
     }
     // All shuffles first: behind a branch that one lane takes, CUDA's compiler no longer knows that all lanes come together.
-    for (uint g = 0; g < GROUP; g++) {
-        for (ushort mask = 1; mask < 32; mask *= 2) seen[g] = merge(seen[g], shuffled(seen[g], mask));
-    }
+    for (uint g = 0; g < GROUP; g++) seen[g] = merge_lanes(seen[g]);
     if (lane == 0) {
         for (uint g = 0; g < GROUP; g++) {
             largest[simdgroup * GROUP + g] = seen[g].largest;
@@ -120,12 +124,11 @@ METAL_FUNC void load_rows(
         }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (thread_index < GROUP) {
-        Statistics all = {sinks[kv_head * GROUP + thread_index] * factor, 1};
-        for (uint s = 0; s < SIMDGROUPS; s++) {
-            all = merge(all, Statistics{largest[s * GROUP + thread_index], denominators[s * GROUP + thread_index]});
-        }
-        lse[thread_index] = all.largest + metal::log2(all.sum);
+    for (uint g = simdgroup; g < GROUP; g += SIMDGROUPS) {  // a lane for each simdgroup
+        Statistics all = {-INFINITY, 0};
+        if (lane < SIMDGROUPS) all = Statistics{largest[lane * GROUP + g], denominators[lane * GROUP + g]};
+        all = merge(Statistics{sinks[kv_head * GROUP + g] * factor, 1}, merge_lanes(all));
+        if (lane == 0) lse[g] = all.largest + metal::log2(all.sum);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
@@ -153,20 +156,19 @@ METAL_FUNC void load_rows(
             out_positions[own + row] = r.position[i];
         }
     }
-    for (ushort mask = 1; mask < 32; mask *= 2) lowest = lower(lowest, shuffled(lowest, mask));
+    lowest = lowest_of_lanes(lowest);
     if (lane == 0) {
         lowest_score[simdgroup] = lowest.score;
         lowest_position[simdgroup] = lowest.position;
         lowest_row[simdgroup] = lowest.row;
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
-    if (thread_index == 0) {
-        for (uint s = 1; s < SIMDGROUPS; s++) {
-            lowest = lower(lowest, Lowest{lowest_score[s], lowest_position[s], lowest_row[s]});
-        }
-        if (drops) {
-            out_scores[own + lowest.row] = newest_score[0];
-            out_positions[own + lowest.row] = position;
-        }
-        dropped[head] = drops ? lowest.row : 0;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    lowest = Lowest{INFINITY, -1, 0};
+    if (lane < SIMDGROUPS) lowest = Lowest{lowest_score[lane], lowest_position[lane], lowest_row[lane]};
+    lowest = lowest_of_lanes(lowest);
+    // The thread that has written to that row does so again: nobody else need wait for what it wrote.
+    if (drops && lowest.row % THREADS == thread_index) {
+        out_scores[own + lowest.row] = newest_score[0];
+        out_positions[own + lowest.row] = position;
     }
+    if (thread_index == 0) dropped[head] = drops ? lowest.row : 0;
