@@ -148,23 +148,16 @@ MUTANTS = [
     Mutant("+ 0.5f) * (1.0f / 8388608.0f)", "+ 0.5f) * (1.0f / 16777216.0f)"),
     Mutant("LOG2E / factors[1 + sequence]", "LOG2E / factors[1]"),
     Mutant("kv_head * GROUP + g);", "g);"),
-    Mutant(
-        "for (ushort mask = 1; mask < 32; mask *= 2) {\n        s =",
-        "for (ushort mask = 1; mask < 16; mask *= 2) {\n        s =",
-    ),
-    Mutant(
-        "for (ushort mask = 1; mask < 32; mask *= 2) {\n        l =",
-        "for (ushort mask = 2; mask < 32; mask *= 2) {\n        l =",
-    ),
+    Mutant("const float largest = simd_max(s.largest);", "const float largest = s.largest;"),
+    Mutant("simd_sum(s.sum *", "(s.sum *"),
+    Mutant("for (ushort mask = 1; mask < 32; mask *= 2)", "for (ushort mask = 2; mask < 32; mask *= 2)"),
     Mutant("seen[g] = merge_lanes(seen[g]);", ""),
     Mutant("merge(Statistics{sinks[kv_head * GROUP + g] * factor, 1}, merge_lanes(all))", "merge_lanes(all)"),
     Mutant("if (lane < SIMDGROUPS) all", "if (lane < 7) all"),
-    Mutant("row < room && row + 1 != rows;", "row < room;"),
-    Mutant(
-        "row < rows ? logits[g * logit_rows + row] : -INFINITY", "row < room ? logits[g * logit_rows + row] : -INFINITY"
-    ),
-    Mutant("r.position[i] = older ? positions[row] : newest;", "r.position[i] = positions[row];"),
-    Mutant("sum += metal::exp2(r.logit[i][g] - safe(highest));", "sum += metal::exp2(r.logit[i][g]);"),
+    Mutant("i * STEP < room && i * STEP + 1 != rows;", "i * STEP < room;"),
+    Mutant("= i * STEP < rows ? of_head[", "= i * STEP < room ? of_head["),
+    Mutant("= older ? positions[i * STEP] : newest;", "= positions[i * STEP];"),
+    Mutant("sum += metal::fast::exp2(r.logit[i][g] - origin);", "sum += metal::fast::exp2(r.logit[i][g]);"),
     Mutant("if (row >= room) continue;", "if (row >= rows) continue;"),
     Mutant("if (r.position[i] < window)", "if (r.position[i] <= window)"),
     Mutant("metal::isnan(score) ? -INFINITY : score", "score"),
@@ -212,7 +205,7 @@ OF_BATCHES = [
     Mutant("if (room > ROWS * THREADS || rows == 0) {", "if (room > ROWS * THREADS) {"),
     Mutant("if (room > ROWS * THREADS || rows == 0) {", "if (rows == 0) {"),
     Mutant("base < rows; base += ROWS * THREADS", "base < rows; base += 2 * ROWS * THREADS"),
-    Mutant("const uint row = first + i * STEP;", "const uint row = first + i;"),
+    Mutant("? of_head[i * STEP]", "? of_head[i]"),
 ]
 
 

@@ -144,12 +144,17 @@ def step_arrays(
     Apart from each other: what is the same at every step, or in every layer, is made once for all.
     """
     noise = noise or _NO_NOISE
+    factors, rooms, tokens = [noise.scale], list[int](), list[int]()
+    for begin, rows, limit, position, window, drops, temperature in steps:
+        factors.append(temperature)
+        rooms += begin, rows, limit, int(drops)
+        tokens += position, window
     return [
         _no_sinks(query_heads) if sinks is None else sinks.astype(mx.float32),
-        new_numbers((noise.scale, *[step.temperature for step in steps]), mx.float32),
+        new_numbers(tuple(factors), mx.float32),
         _seeds(noise),
-        new_numbers(tuple([n for s in steps for n in (s.begin, s.rows, s.limit, int(s.drops))]), mx.int32),
-        new_numbers(tuple([n for s in steps for n in (s.position, s.window)]), mx.int32),
+        new_numbers(tuple(rooms), mx.int32),
+        new_numbers(tuple(tokens), mx.int32),
     ]
 
 

@@ -12,13 +12,11 @@ struct Statistics {
 METAL_FUNC float safe(float largest) { return largest == -INFINITY ? 0.0f : largest; }   // -inf - -inf would be NaN
 METAL_FUNC Statistics merge(Statistics a, Statistics b) {
     const float largest = metal::max(a.largest, b.largest), base = safe(largest);
-    return Statistics{largest, a.sum * metal::exp2(a.largest - base) + b.sum * metal::exp2(b.largest - base)};
+    return Statistics{largest, a.sum * metal::fast::exp2(a.largest - base) + b.sum * metal::fast::exp2(b.largest - base)};
 }
 METAL_FUNC Statistics merge_lanes(Statistics s) {
-    for (ushort mask = 1; mask < 32; mask *= 2) {
-        s = merge(s, Statistics{simd_shuffle_xor(s.largest, mask), simd_shuffle_xor(s.sum, mask)});
-    }
-    return s;
+    const float largest = simd_max(s.largest);
+    return Statistics{largest, simd_sum(s.sum * metal::fast::exp2(s.largest - safe(largest)))};
 }
 
 // The row to go: the lowest score, of equal ones the newest. A score that is no number counts as -infinity.
@@ -46,30 +44,34 @@ METAL_FUNC uint mix(uint x) {
 METAL_FUNC uint mix(uint hash, uint next) { return mix(hash + 0x9e3779b9u + next); }
 METAL_FUNC float gumbel(uint hash, uint position) {
     const float uniform = (float(mix(hash, position) >> 9) + 0.5f) * (1.0f / 8388608.0f);
-    return -metal::precise::log(-metal::precise::log(uniform));
+    return -metal::fast::log(-metal::precise::log(uniform));  // the inner one's result may be small, where its error would count
 }
 // A thread's rows, STEP apart: of each the logits of GROUP query heads, noise included, in base 2; -infinity behind the last row.
 template <int GROUP, int ROWS> struct Rows {
     float logit[ROWS][GROUP], score[ROWS];
     int position[ROWS];
 };
-// Loads them, from the `first` on. Pointers are of whichever address space; `newest` is the position of the last of `rows`, which has
-// no score yet, and `room` has more places than rows.
-template <bool NOISE, uint STEP, int GROUP, int ROWS, typename Logits, typename Scores, typename Positions>
+// Loads `wanted` of them. Pointers, of whichever address space, are those of the first; `rows` and `room`, which has more places than
+// rows, are counted from there. `newest` is the position of the last of `rows`, which has no score yet.
+template <bool NOISE, int STEP, int GROUP, int ROWS, typename Logits, typename Scores, typename Positions>
 METAL_FUNC void load_rows(
-    thread Rows<GROUP, ROWS>& r, uint first, uint rows, uint room, Logits logits, uint logit_rows, Scores scores, Positions positions,
+    thread Rows<GROUP, ROWS>& r, int wanted, int rows, int room, Logits logits, uint logit_rows, Scores scores, Positions positions,
     int newest, float factor, float noise, thread const uint (&hashes)[GROUP]) {
     #pragma unroll
     for (int i = 0; i < ROWS; i++) {
-        const uint row = first + i * STEP;
-        const bool older = row < room && row + 1 != rows;
-        r.score[i] = older ? scores[row] : 0.0f;
-        r.position[i] = older ? positions[row] : newest;
+        const bool older = i * STEP < room && i * STEP + 1 != rows;
+        r.score[i] = older ? scores[i * STEP] : 0.0f;
+        r.position[i] = older ? positions[i * STEP] : newest;
+    }
+    #pragma unroll
+    for (int g = 0; g < GROUP; g++) {
+        const auto of_head = logits + g * logit_rows;
         #pragma unroll
-        for (int g = 0; g < GROUP; g++) r.logit[i][g] = row < rows ? logits[g * logit_rows + row] : -INFINITY;
+        for (int i = 0; i < ROWS; i++) r.logit[i][g] = i * STEP < rows ? of_head[i * STEP] : -INFINITY;
     }
     #pragma unroll
     for (int i = 0; i < ROWS; i++) {
+        if (i >= wanted) break;                      // the same in all threads
         #pragma unroll
         for (int g = 0; g < GROUP; g++) {
             if (NOISE) r.logit[i][g] += noise * gumbel(hashes[g], uint(r.position[i]));
@@ -103,15 +105,19 @@ METAL_FUNC void load_rows(
     }
     Rows<GROUP, ROWS> r;
     for (uint base = 0; base < rows; base += ROWS * THREADS) {  // as often in every lane, so that all come to the shuffles together
+        const uint first = base + thread_index;
+        const int wanted = (room - base + THREADS - 1) / THREADS;
         load_rows<NOISE, THREADS>(
-            r, base + thread_index, rows, room, own_logits, logit_rows, own_scores, own_positions, position, factor, noise, hashes);
+            r, wanted, int(rows) - int(first), int(room) - int(first), own_logits + first, logit_rows, own_scores + first,
+            own_positions + first, position, factor, noise, hashes);
         #pragma unroll
         for (int g = 0; g < GROUP; g++) {
             float highest = -INFINITY, sum = 0;
             #pragma unroll
             for (int i = 0; i < ROWS; i++) highest = metal::max(highest, r.logit[i][g]);
+            const float origin = safe(highest);
             #pragma unroll
-            for (int i = 0; i < ROWS; i++) sum += metal::exp2(r.logit[i][g] - safe(highest));
+            for (int i = 0; i < ROWS; i++) sum += metal::fast::exp2(r.logit[i][g] - origin);
             seen[g] = merge(seen[g], Statistics{highest, sum});
         }
     }
@@ -134,18 +140,22 @@ METAL_FUNC void load_rows(
 
     Lowest lowest = {INFINITY, -1, 0};
     for (uint base = 0; base < room; base += ROWS * THREADS) {
+        const uint first = base + thread_index;
+        const int wanted = (room - base + THREADS - 1) / THREADS;
         if (room > ROWS * THREADS || rows == 0) {
             load_rows<NOISE, THREADS>(
-                r, base + thread_index, rows, room, own_logits, logit_rows, own_scores, own_positions, position, factor, noise, hashes);
+                r, wanted, int(rows) - int(first), int(room) - int(first), own_logits + first, logit_rows, own_scores + first,
+                own_positions + first, position, factor, noise, hashes);
         }
         #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            const uint row = base + i * THREADS + thread_index;
+            if (i >= wanted) break;
+            const uint row = first + i * THREADS;
             if (row >= room) continue;
             float score = r.score[i];
             if (row < rows) {
                 float probability = 0;
-                for (uint g = 0; g < GROUP; g++) probability += metal::exp2(r.logit[i][g] - lse[g]);
+                for (uint g = 0; g < GROUP; g++) probability += metal::fast::exp2(r.logit[i][g] - lse[g]);
                 score += probability / float(GROUP);
                 if (row + 1 == rows) newest_score[0] = score;
                 if (r.position[i] < window) {
