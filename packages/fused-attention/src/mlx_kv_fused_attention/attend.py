@@ -14,7 +14,7 @@ from mlx_kv_kernels.launch import Launch, launches
 from mlx_kv_kernels.numbers import new_numbers
 
 from . import reference
-from .exchange import finish_exchange
+from .finish import finish_exchange
 from .merge import launch_merge
 from .plan import Plan, plan, refusal, splits_of
 from .splits import SIMDGROUPS

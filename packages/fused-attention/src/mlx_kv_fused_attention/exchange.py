@@ -1,96 +1,75 @@
-"""The second launch of a step in which a row takes the place of another: splits, scores and rows side by side."""
+"""A step at a full budget: attention, its scores, and the newest row in the place of the one with the lowest."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from mlx_kv_kernels import Kernel
-from mlx_kv_kernels.accumulate import ACCUMULATE_SCORES, SIMDGROUPS, STEP_INPUTS
-from mlx_kv_kernels.source import BODY_MARKER, joined
+from mlx_kv.layout import Layout, exchanged_format, extent
+from mlx_kv_kernels import resolve_backend
+from mlx_kv_kernels.accumulate import Noise, Step, step_arrays
 
-from .kernel import MERGE_ARRAYS, PACKAGE, own, read_files
-from .merge import MERGE_SPLITS, TEMPLATE
+from . import reference
+from .attend import launch_exchange
+from .plan import refusal
 
-_SCORE_ARRAYS = (ACCUMULATE_SCORES.package, "kernels/accumulate_arrays.metal")
-_APPEND = (PACKAGE, "kernels/append_overdue.metal")
-_NEWEST = ("newest_key", "newest_value", "overdue_rows", "taken")
-
-
-@dataclass(frozen=True)
-class FinishExchangeKernel(Kernel):
-    """The bodies of merge_splits, accumulate_scores and append_overdue, each for threadgroups of its own."""
-
-    @property
-    def text(self) -> str:
-        """The composed text; `#line` keeps every file's own name and lines in messages.
-
-        What threads share is declared outside of any branch, as Metal wants it.
-        """
-        shared = read_files(MERGE_ARRAYS, _SCORE_ARRAYS, *MERGE_SPLITS.basis_sources)
-        merge, score, append = read_files(own(MERGE_SPLITS), own(ACCUMULATE_SCORES), _APPEND)
-        return joined(
-            (
-                *shared,
-                self._line("const uint overdue = taken[(taken_shape[0] - 1) * scores_shape[1]];"),
-                self._line("device uint* dropped = out_taken + overdue * scores_shape[1];"),
-                self._line("if (threadgroup_position_in_grid.y == 0) {"),
-                merge,
-                self._line("} else if (threadgroup_position_in_grid.y == 2) {"),
-                append,
-                self._line("} else if (threadgroup_position_in_grid.x < uint(scores_shape[1])) {"),
-                score,
-                self._line("}"),
-            )
-        )
-
-    def _line(self, statement: str) -> tuple[str, str]:
-        return self.filename, f"{BODY_MARKER}\n    {statement}\n"
+if TYPE_CHECKING:
+    from jaxtyping import Float, Float32, Int32, UInt32
 
 
-FINISH_EXCHANGE = FinishExchangeKernel(
-    "finish_exchange",
-    PACKAGE,
-    ("partial", "logits", "scores", "positions", *STEP_INPUTS, *_NEWEST),
-    ("output", "out_scores", "out_positions", "out_overdue", "out_taken"),
-    template=(*TEMPLATE, "GROUP", "NOISE"),
-)
+def exchange(
+    queries: Float[mx.array, "1 query_heads 1 key_dim"],
+    keys: Float[mx.array, "1 kv_heads total key_dim"],
+    values: Float[mx.array, "1 kv_heads total value_dim"],
+    newest_key: Float[mx.array, "1 kv_heads 1 key_dim"],
+    newest_value: Float[mx.array, "1 kv_heads 1 value_dim"],
+    overdue: Float[mx.array, "1 kv_heads 32 key_dim+value_dim"],
+    taken: UInt32[mx.array, "33 kv_heads"],
+    scale: float,
+    scores: Float32[mx.array, "1 kv_heads room 1"],
+    positions: Int32[mx.array, "1 kv_heads room 1"],
+    step: Step,
+    sinks: Float[mx.array, " query_heads"] | None = None,
+    noise: Noise | None = None,
+    *,
+    backend: str | None = None,
+) -> tuple[mx.array, ...]:
+    """Attend to the rows of one sequence, take note of it, and give the newest the place of another, in two launches.
 
-
-def finish_exchange(
-    partial: mx.array,
-    logits: mx.array,
-    of_layout: Sequence[mx.array],
-    of_scores: Sequence[mx.array],
-    noisy: bool,
-    backend: str,
-) -> list[mx.array]:
-    """Do what `launch_merge` and `accumulate_held` do, and let the newest row join the overdue ones.
-
-    `of_layout` are the arrays of an `exchanged_format`; `of_scores` are scores, positions and `step_arrays`, whose
-    sinks serve both.
+    Args:
+        queries: one row, after RoPE, in the rows' dtype.
+        keys: of the rows, of which the first step.rows - 1 count.
+        values: likewise.
+        newest_key: the token's own.
+        newest_value: likewise.
+        overdue: rows that have taken places of others and are not written there yet, a key and its value side by side.
+        taken: the places that they have taken, of each head; the last row tells instead how many they are.
+        scale: what dot products are multiplied with.
+        scores: of the rows, and behind them room for the newest.
+        positions: of their tokens.
+        step: what is to be done, as `accumulate_scores` takes it.
+        sinks: logits that join the softmax without a row, one per query head (default: none).
+        noise: added to the logits that the scores are made of (default: none).
+        backend: "metal", "cuda", "emulator", "reference" or "auto" (default: MLX_KV_BACKEND, else auto).
 
     Returns:
-        The output, scores, positions, the overdue rows and their places.
+        The output [1, query_heads, 1, value_dim], scores, positions, overdue rows and the places that they take, the
+        newest now the last of them.
+
+    Raises:
+        ValueError: there is no kernel for these shapes or dtypes.
+        UnavailableBackendError: the backend asked for cannot run here.
     """
-    newest_value, overdue, taken = of_layout[3:6]
-    query_heads, scores, dim = logits.shape[1], of_scores[0].shape, newest_value.shape[3]
-    return FINISH_EXCHANGE(
-        inputs=[partial, logits, *of_scores, *of_layout[2:]],
-        template={
-            "T": overdue.dtype,
-            "DIM": dim,
-            "SINKS": True,
-            "SINK_COUNT": query_heads,
-            "SIMDGROUPS": SIMDGROUPS,
-            "GROUP": query_heads // scores[1],
-            "NOISE": noisy,
-        },
-        grid=(query_heads * 32 * SIMDGROUPS, 3, 1),
-        threadgroup=(32 * SIMDGROUPS, 1, 1),
-        output_shapes=[(1, query_heads, 1, dim), scores, scores, overdue.shape, taken.shape],
-        output_dtypes=[overdue.dtype, mx.float32, mx.int32, overdue.dtype, mx.uint32],
-        backend=backend,
-    )
+    (_, heads, of_keys, key_dim), (_, _, of_values, value_dim) = keys.shape, values.shape
+    of_rows = extent((step.rows,), ((0, of_keys, 0, of_values, step.rows - 1),))
+    arrays = keys, values, newest_key, newest_value, overdue, taken
+    layout = Layout(exchanged_format(heads, key_dim, value_dim, keys.dtype), arrays, of_rows, lambda: (keys, values))
+    reason = refusal(queries, layout, sinks)
+    if reason is not None:
+        raise ValueError(f"[exchange] {reason}")
+    backend = resolve_backend(backend)
+    if backend == "reference":
+        return reference.exchange(queries, *arrays, scale, scores, positions, step, sinks, noise)
+    of_scores = [scores, positions, *step_arrays([step], queries.shape[1], sinks, noise)]
+    return tuple(launch_exchange(queries, layout, scale, of_scores, noise is not None, backend))

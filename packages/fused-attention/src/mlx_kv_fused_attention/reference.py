@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 
+from mlx_kv_kernels.accumulate_reference import accumulate_scores
+
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+    from mlx_kv_kernels.accumulate import Noise, Step
 
 
 def attend(
@@ -45,6 +49,45 @@ def attend(
     output = weights.reshape(logits.shape) @ rows_of_value
     output = output.reshape(batch, query_heads, 1, values.shape[3]).astype(queries.dtype)
     return output, logits.reshape(batch, query_heads, rows), lse
+
+
+def exchange(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    newest_key: mx.array,
+    newest_value: mx.array,
+    overdue: mx.array,
+    taken: mx.array,
+    scale: float,
+    scores: mx.array,
+    positions: mx.array,
+    step: Step,
+    sinks: mx.array | None,
+    noise: Noise | None,
+) -> tuple[mx.array, ...]:
+    """Write the overdue rows, attend, add the attention to the scores, and let the newest row join the overdue ones."""
+    number, (count, *_) = mx.arange(taken.shape[0])[:, None], cast("list[int]", taken[-1].tolist())
+
+    def written(rows: mx.array, late: mx.array, newest: mx.array) -> mx.array:
+        places = taken[:count].T[None, ..., None]
+        rows = mx.put_along_axis(rows, places, late[:, :, :count], axis=2)
+        return mx.concatenate([rows[:, :, : step.rows - 1], newest], axis=2)
+
+    key_dim = keys.shape[3]
+    keys = written(keys, overdue[..., :key_dim], newest_key)
+    values = written(values, overdue[..., key_dim:], newest_value)
+    output, logits, _ = attend(queries, keys, values, [step.rows], scale, sinks)
+    of_heads = mx.squeeze(scores, (0, 3)), mx.squeeze(positions, (0, 3))
+    sums, own, dropped = accumulate_scores(logits, *of_heads, [step], sinks, noise)
+    newest = mx.concatenate([newest_key, newest_value], axis=3)
+    return (
+        output,
+        mx.expand_dims(sums, (0, 3)),
+        mx.expand_dims(own, (0, 3)),
+        mx.where(number[:-1] == count, newest, overdue),
+        mx.where(number == count, dropped, taken + (number == number[-1])).astype(mx.uint32),
+    )
 
 
 def merge_splits(
