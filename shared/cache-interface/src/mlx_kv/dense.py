@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import mlx.core as mx
 
 from .layout import Extent, Format, Layout, dense_format, exchanged_format, extent
-from .rows import ONE_TOKEN, RowBuffer, Span, put_rows, refuse_others
+from .overdue import MOST, Overdue
+from .rows import ONE_TOKEN, RowBuffer, Span, refuse_others
 from .store import Exchange, Store, whole
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from .store import Geometry
 
 _STEP_AT_A_BUDGET = 32
-_MOST_OVERDUE = (
-    32  # rows that are written together, as a token's work is doubled by writing its own; kernels have 32 lanes
-)
 
 Rows = tuple[mx.array, mx.array]  # keys and values of a token
 
@@ -45,8 +43,7 @@ class DenseStore(Store):
         self._spans: Sequence[Span] = ()  # which of them are in no buffer yet, nor replace a row
         self._replaced: tuple[Sequence[int], mx.array] | None = None  # rows that make way for them
         self._overdue: tuple[Rows, Sequence[int], mx.array] | None = None  # rows before them, to be written over others
-        self._exchanged: Rows | None = None  # or several such rows, a key and its value side by side, and their places
-        self._count = 0  # how many they are
+        self._exchanged: Overdue | None = None  # or several such rows
         self._steady: tuple[Format, Extent] | None = None  # while each token takes the place of another, and no more
         self._token: tuple[object, ...] = ()  # what the newest token was like
 
@@ -117,22 +114,22 @@ class DenseStore(Store):
         newest = self._newest
         if self._spans != ONE_TOKEN or newest is None or self.keys.begins[0]:
             return None
-        if self._steady is None or self._count >= min(most, _MOST_OVERDUE):
+        if self._exchanged is None or self._exchanged.count >= min(most, MOST):
             self._write_overdue()
         keys, values = self.keys.data, self.values.data
         if keys is None or values is None or keys.dtype != values.dtype:
             return None
-        if self._steady is None:
-            heads, key_dim, value_dim = keys.shape[1], keys.shape[3], values.shape[3]
-            self._steady = exchanged_format(heads, key_dim, value_dim, keys.dtype), self._extent(keys, values)
-            overdue = mx.zeros((1, heads, _MOST_OVERDUE, key_dim + value_dim), keys.dtype)
-            self._exchanged = overdue, mx.zeros((_MOST_OVERDUE + 1, heads), mx.uint32)
-        return Exchange(*self._steady, (keys, values, *newest, *cast(Rows, self._exchanged)))
+        overdue = self._exchanged
+        if self._steady is None or overdue is None:
+            format = exchanged_format(keys.shape[1], keys.shape[3], values.shape[3], keys.dtype)
+            self._steady = format, self._extent(keys, values)
+            overdue = self._exchanged = Overdue.none(keys, values)
+        return Exchange(*self._steady, (keys, values, *newest, overdue.rows, overdue.taken))
 
     def exchanged(self, overdue: mx.array, taken: mx.array) -> None:
         """Take over the overdue rows and their places, the newest now the last of them."""
-        self._exchanged, self._newest, self._spans = (overdue, taken), None, ()
-        self._count += 1
+        count = self._exchanged.count if self._exchanged else 0
+        self._exchanged, self._newest, self._spans = Overdue(overdue, taken, count + 1), None, ()
 
     def _extent(self, keys: mx.array, values: mx.array) -> Extent:
         begins = zip(self.keys.lengths, self.keys.begins, self.values.begins, strict=True)
@@ -189,13 +186,9 @@ class DenseStore(Store):
             for buffer, rows in zip((self.keys, self.values), newest, strict=True):
                 buffer.put(sequences, places, rows)
             self._overdue = None
-        keys, values, count = self.keys.data, self.values.data, self._count
-        if self._exchanged and count and keys is not None and values is not None:
-            rows, taken = self._exchanged
-            rows, places, key_dim = rows[:, :, :count], taken[:count].T[None, ..., None], keys.shape[3]
-            self.keys.data = put_rows(keys, places, rows[..., :key_dim])
-            self.values.data = put_rows(values, places, rows[..., key_dim:])
-        self._exchanged, self._count, self._steady = None, 0, None
+        if self._exchanged and self.keys.data is not None and self.values.data is not None:
+            self.keys.data, self.values.data = self._exchanged.written(self.keys.data, self.values.data)
+        self._exchanged = self._steady = None
 
     def truncate(self, rows: int) -> None:
         """Drop the newest rows."""
@@ -211,7 +204,7 @@ class DenseStore(Store):
     def load(self, arrays: Mapping[str, mx.array], places: Mapping[str, Any]) -> None:
         """Take over another store's arrays and places; nothing waits then."""
         self._newest = self._replaced = self._overdue = self._exchanged = self._steady = None
-        self._spans, self._token, self._count = (), (), 0
+        self._spans, self._token = (), ()
         super().load(arrays, places)
 
     def fresh(self) -> Self:
