@@ -5,10 +5,13 @@
 32 query heads and 8 KV heads of 128 channels in bfloat16, one sequence, budgets full. A step appends a token, attends
 (through mlx-kv-fused-attention where it is installed), adds the logits to the scores and drops a row. `kernels` is the
 step on the backend asked for, `reference` the same with MLX ops in place of every kernel, `attention` MLX's own over
-the same rows, nothing appended. Before timing, both steps must answer alike and hold the same rows, but for a few that
-scores summed in another order may exchange. Caches rotate, so that no cache of the device serves the next call.
-`stream` is the time of a step among many that follow each other, `single` that of one that is waited for; both are
-medians.
+as many rows, nothing appended. Before timing, both steps must answer alike and hold the same rows, but for a few that
+scores summed in another order may exchange.
+
+`layers` is the time of a step as a model's layers take them when mlx-lm generates: 32 caches, each of whose queries is
+the output of the one before, make a token; it is handed over while the token before is still computed. `apart` is that
+of steps of the same caches that do not wait for each other, each of them handed over on its own. `single` is that of
+one that is waited for. All are medians, and count what the host does.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from mlx_kv.spec import Spec
 from mlx_kv_kernels import resolve_backend
 
 PACKAGES = ("mlx", "mlx-kv", "mlx-kv-kernels", "mlx-kv-h2o", "mlx-kv-keyformer", "mlx-kv-fused-attention")
-COPIES, CALLS, CHECKED = 4, 24, 16
+LAYERS, TOKENS, CHECKED = 32, 8, 16
 
 
 @dataclass(frozen=True)
@@ -122,27 +125,25 @@ def measure(shape: Shape, rows: int, spec: str, backend: str, rounds: int) -> di
 
     with using(backend):
         mx.eval(step(cache, shape.tokens(rows, 0)), step(cache, shape.tokens(1, 1)))
-    given = [shape.tokens(1, 100 + i) for i in range(COPIES)]
+    given = [shape.tokens(1, 100 + i) for i in range(LAYERS)]
     mx.eval(given)
     checked = compare(cache, step, shape, backend)
-    caches = {name: [deepcopy(cache) for _ in range(COPIES)] for name in ("kernels", "reference")}
-    held = [shape.tokens(rows, 200 + i)[1:] for i in range(COPIES)]
-    mx.eval(held)
-
-    def attention(i: int) -> mx.array:
-        return mx.fast.scaled_dot_product_attention(given[i][0], *held[i], scale=scale)
-
     times: dict[str, dict[str, float]] = {}
     for name, chosen in (("kernels", backend), ("reference", "reference")):
+        layers = [deepcopy(cache) for _ in range(LAYERS)]
         with using(chosen):
-            times[name] = timed(lambda i, own=caches[name]: step(own[i], given[i]), rounds)
-    times["attention"] = timed(attention, rounds)
-    stream = {name: each["stream_us"] for name, each in times.items()}
+            times[name] = timed(lambda i, q, own=layers: step(own[i], (q, *given[i][1:])), given[0][0], rounds)
+    held = [shape.tokens(rows, 200 + i)[1:] for i in range(LAYERS)]
+    mx.eval(held)
+    times["attention"] = timed(
+        lambda i, q: mx.fast.scaled_dot_product_attention(q, *held[i], scale=scale), given[0][0], rounds
+    )
+    kernels, reference, attention = times["kernels"], times["reference"], times["attention"]
     return {
         **checked,
         **times,
-        "times_attention": stream["kernels"] / stream["attention"],
-        "faster_than_reference": stream["reference"] / stream["kernels"],
+        "times_attention": {how: kernels[how] / attention[how] for how in kernels},
+        "faster_than_reference": {how: reference[how] / kernels[how] for how in kernels},
     }
 
 
@@ -167,33 +168,49 @@ def compare(
     return {"largest_difference": worst, "rows_exchanged": others}
 
 
-def timed(op: Callable[[int], mx.array], rounds: int) -> dict[str, float]:
-    """Microseconds of op(0) to op(COPIES - 1) in turn, back to back and alone."""
+def timed(op: Callable[[int, mx.array], mx.array], queries: mx.array, rounds: int) -> dict[str, float]:
+    """Microseconds of op(layer, queries), by each of the ways to follow each other."""
 
-    def stream() -> float:
-        begin = time.perf_counter()
-        for i in range(CALLS):
-            mx.async_eval(op(i % COPIES))
+    def layers() -> float:
+        begin, output, before = time.perf_counter(), queries, queries
+        for _ in range(TOKENS):
+            for i in range(LAYERS):
+                output = op(i, output)
+            mx.async_eval(output)
+            mx.eval(before)
+            before = output
         mx.synchronize()
-        return (time.perf_counter() - begin) / CALLS
+        return (time.perf_counter() - begin) / TOKENS / LAYERS
+
+    def apart() -> float:
+        begin = time.perf_counter()
+        for i in range(LAYERS):
+            mx.async_eval(op(i, queries))
+        mx.synchronize()
+        return (time.perf_counter() - begin) / LAYERS
 
     def single() -> float:
         begin = time.perf_counter()
-        mx.eval(op(0))
+        mx.eval(op(0, queries))
         mx.synchronize()
         return time.perf_counter() - begin
 
     for _ in range(3):
-        stream()
-    measured = {"stream_us": stream, "single_us": single}
-    return {name: 1e6 * statistics.median(once() for _ in range(2 * rounds)) for name, once in measured.items()}
+        layers()
+    return {once.__name__: 1e6 * statistics.median(once() for _ in range(rounds)) for once in (layers, apart, single)}
 
 
 def line(case: dict[str, Any]) -> str:
-    times = ", ".join(f"{name} {case[name]['stream_us']:.0f} us" for name in ("kernels", "reference", "attention"))
+    ways = ("layers", "apart")
+    times = "; ".join(
+        f"{name} {' and '.join(f'{case[name][how]:.0f}' for how in ways)} us"
+        for name in ("kernels", "reference", "attention")
+    )
+    ratios = " and ".join(f"{case['times_attention'][how]:.2f}" for how in ways)
+    faster = " and ".join(f"{case['faster_than_reference'][how]:.1f}" for how in ways)
     return (
-        f"{case['rows']:6} rows, {case['method']}: {times}; x{case['times_attention']:.2f} of attention, "
-        f"{case['faster_than_reference']:.1f} times faster than the reference"
+        f"{case['rows']:6} rows, {case['method']}, in layers and apart: {times}; {ratios} times attention, "
+        f"{faster} times faster than the reference"
     )
 
 
