@@ -147,6 +147,30 @@ def test_tokens_of_another_shape_are_refused(backend, heads, key_dim, value_dim)
         assert same_bits(*[take(cache, random_tokens(i, 1)) for cache in (ours, theirs)])
 
 
+def test_a_token_that_was_never_attended_to_is_made_up_for(backend):
+    """As op by op: the rows are brought back to the budget."""
+    ours, theirs = new_cache(METHODS[0]), op_by_op(new_cache(METHODS[0]))
+    for cache in (ours, theirs):
+        feed(cache, random_tokens(0, 60), [59, 1])
+        for i in range(3):
+            take(cache, random_tokens(i, 1))
+        lost = random_tokens(9, 1)
+        cache.update_and_fetch(lost.keys, lost.values)
+    for i in range(40):
+        assert same_bits(*[take(cache, random_tokens(i, 1)) for cache in (ours, theirs)])
+    assert ours.store.lengths == ours.policy.scores.lengths == [32]
+
+
+@pytest.mark.parametrize("shape", [(2,), (8,), (4, 1)])
+def test_sinks_of_another_shape_are_refused(backend, shape):
+    cache = new_cache(METHODS[0])
+    feed(cache, random_tokens(0, 60), [59, 1])
+    for i in range(3):
+        take(cache, random_tokens(i, 1))
+    with pytest.raises(ValueError, match="sinks"):
+        take(cache, random_tokens(3, 1), mx.ones(shape))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_steps_that_nobody_evaluates_follow_each_other(backend, method):
     """A draft's steps are described together."""

@@ -45,5 +45,5 @@ class FusedAttention:
             UnavailableBackendError: if MLX_KV_BACKEND names a backend that cannot run here.
         """
         backend = resolve_backend()
-        reason = "the backend is the reference" if backend == "reference" else refusal(queries, layout, None)
+        reason = "the backend is the reference" if backend == "reference" else refusal(queries, layout, of_scores[2])
         return reason or launch_exchange(queries, layout, scale, of_scores, noisy, backend)

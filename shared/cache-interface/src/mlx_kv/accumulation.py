@@ -79,8 +79,10 @@ class AccumulatingPolicy(Policy):
     def decode(self, queries: mx.array, store: Store, scale: float, sinks: mx.array | None) -> mx.array | None:
         """Take a token of the only sequence, whose budget is full: what decoding does at every step, as one launch."""
         kept = self._exchanging
-        rows = store.exchange(kept.recent) if kept and self.scores.begins[0] == 0 else None
-        if kept is None or rows is None:
+        if kept is None or self.scores.begins[0] or store.lengths != [kept.rows + 1]:
+            return None
+        rows = store.exchange(kept.recent)
+        if rows is None:
             return None
         seen, steps, scores, positions = self.seen[0] + 1, self.steps[0] + 1, self.scores, self.positions
         tau, window = self.options.temperature(steps), seen - kept.recent
