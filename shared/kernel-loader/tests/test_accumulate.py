@@ -157,7 +157,7 @@ MUTANTS = [
     Mutant("i * STEP < room && i * STEP + 1 != rows;", "i * STEP < room;"),
     Mutant("= i * STEP < rows ? of_head[", "= i * STEP < room ? of_head["),
     Mutant("= older ? positions[i * STEP] : newest;", "= positions[i * STEP];"),
-    Mutant("sum += metal::fast::exp2(r.logit[i][g] - origin);", "sum += metal::fast::exp2(r.logit[i][g]);"),
+    Mutant("sum += metal::exp2(r.logit[i][g] - origin);", "sum += metal::exp2(r.logit[i][g]);"),
     Mutant("if (row >= room) continue;", "if (row >= rows) continue;"),
     Mutant("if (r.position[i] < window)", "if (r.position[i] <= window)"),
     Mutant("metal::isnan(score) ? -INFINITY : score", "score"),

@@ -11,7 +11,7 @@ from mlx_kv.layout import Extent, Format, Layout
 from mlx_kv_kernels import resolve_backend
 from mlx_kv_kernels.kernel import CONSTANT_BELOW
 from mlx_kv_kernels.launch import Launch, launches
-from mlx_kv_kernels.numbers import new_numbers
+from mlx_kv_kernels.numbers import new_numbers, numbers
 
 from . import reference
 from .finish import finish_exchange
@@ -112,7 +112,8 @@ def launch_exchange(
     """Launch the kernels of a step in which a row takes the place of another; what `finish_exchange` returns."""
     case = layout.format, layout.extent, queries.shape[1], scale, True, None, backend
     launch, places = _prepare(*case, finish="exchange with noise" if noisy else "exchange")
-    return launch([queries, new_numbers(places, mx.int32), *layout.arrays, *of_scores])
+    # They are the same at every step, so that a compiled function may hold them.
+    return launch([queries, numbers(places, mx.int32), *layout.arrays, *of_scores])
 
 
 @launches  # the layers of a model usually agree, and what is worked out for one serves all

@@ -44,11 +44,12 @@ def exchange(
         newest_key: the token's own.
         newest_value: likewise.
         overdue: rows that have taken places of others and are not written there yet, a key and its value side by side.
-        taken: the places that they have taken, of each head; the last row tells instead how many they are.
+        taken: the places that they have taken, of each head no two the same; the last row tells instead how many they
+            are, 31 at most.
         scale: what dot products are multiplied with.
         scores: of the rows, and behind them room for the newest.
         positions: of their tokens.
-        step: what is to be done, as `accumulate_scores` takes it.
+        step: what is to be done, as `accumulate_scores` takes it: a row has to go, and there is one before the window.
         sinks: logits that join the softmax without a row, one per query head (default: none).
         noise: added to the logits that the scores are made of (default: none).
         backend: "metal", "cuda", "emulator", "reference" or "auto" (default: MLX_KV_BACKEND, else auto).

@@ -81,14 +81,11 @@ class AccumulatingPolicy(Policy):
         kept = self._exchanging
         if kept is None or self.scores.begins[0] or store.lengths != [kept.rows + 1]:
             return None
-        rows = store.exchange(kept.recent)
-        if rows is None:
-            return None
         seen, steps, scores, positions = self.seen[0] + 1, self.steps[0] + 1, self.scores, self.positions
         tau, window = self.options.temperature(steps), seen - kept.recent
         step = Step(0, kept.rows + 1, scores.limits[0], seen - 1, window, True, tau)
         held = cast("mx.array", scores.data), cast("mx.array", positions.data)
-        exchanged = exchange(rows, queries, scale, sinks, *held, step, self.noise)
+        exchanged = exchange(store, kept.recent, queries, scale, sinks, *held, step, self.noise)
         if exchanged is None:
             return None
         output, scores.data, positions.data, overdue, taken = exchanged
@@ -101,6 +98,12 @@ class AccumulatingPolicy(Policy):
         if not self.seen:
             self._forget(len(chunk.spans))
         counts = [last - first for first, last in chunk.spans]
+        scored = [held + n for held, n in zip(self.scores.lengths, counts, strict=True)]
+        if chunk.store.lengths != scored:
+            raise ValueError(
+                f"[mlx_kv] expected {scored} rows, got {chunk.store.lengths}: tokens have been appended whose "
+                "attention was never computed; make a new cache"
+            )
         before, self.seen = self.seen, [seen + n for seen, n in zip(self.seen, counts, strict=True)]
         ended = self.prompt.advance(chunk.spans)
         for b, n in enumerate(counts):

@@ -13,14 +13,15 @@ from mlx_kv_kernels.launch import Launch, launches
 
 from . import attention
 from .layout import Extent, Format, Layout
-from .store import Exchange
+from .store import Store
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Int32
 
 
 def exchange(
-    rows: Exchange,
+    store: Store,
+    most: int,
     queries: Float[mx.array, "1 query_heads 1 key_dim"],
     scale: float,
     sinks: Float[mx.array, " query_heads"] | None,
@@ -31,7 +32,8 @@ def exchange(
 ) -> list[mx.array] | None:
     """Attend to all rows, add the attention to the scores, and find the row whose place the newest one takes.
 
-    Such steps follow each other alike but for a few numbers, so that the host need not describe them op by op.
+    Such steps follow each other alike but for a few numbers, so that the host need not describe them op by op. The
+    arguments are those of `Store.exchange`, `attention.decode` and `accumulate_held`.
 
     Returns:
         The output, and in place of what was given scores, positions, overdue rows and their places, the newest row now
@@ -39,6 +41,9 @@ def exchange(
     """
     backend = resolve_backend()
     if backend == "reference":
+        return None
+    rows = store.exchange(most)
+    if rows is None:
         return None
     launch = _launch(rows.format, rows.extent, scale, noise is not None, backend)
     of_step = step_arrays([step], queries.shape[1], sinks, noise)
@@ -49,8 +54,6 @@ def exchange(
 def _launch(format: Format, extent: Extent, scale: float, noisy: bool, backend: Backend) -> Launch:
     def launch(arrays: list[mx.array]) -> list[mx.array]:
         queries, of_scores = arrays[0], arrays[7:]
-        # The numbers that attention hands to its kernel are compiled in: they are the same at all steps of this extent,
-        # and have been evaluated with the first of them, which is not compiled.
         layout = Layout(format, tuple(arrays[1:7]), extent, _unread)
         return attention.exchange(queries, layout, scale, of_scores, noisy) or []
 

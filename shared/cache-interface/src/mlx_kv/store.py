@@ -95,7 +95,7 @@ class Store(ABC):
 
     @abstractmethod
     def buffers(self) -> dict[str, RowBuffer]:
-        """Every buffer of the store by name: they are all its arrays."""
+        """Every buffer of the store by name: they are all its arrays. What waits is in none until `settle`."""
 
     @abstractmethod
     def fresh(self) -> Self:
@@ -123,7 +123,8 @@ class Store(ABC):
     def exchange(self, most: int) -> Exchange | None:
         """Describe the rows, for a step that finds the row of each head whose place the newest one takes.
 
-        At most `most` rows, 1 or more, may be overdue then. None where such steps are not for this store.
+        Fewer than `most` rows are overdue then, none at all if it is 0 or 1: those that never go, being so new, since a
+        place cannot be taken twice. None where such steps are not for this store.
         """
         return None
 

@@ -12,11 +12,11 @@ struct Statistics {
 METAL_FUNC float safe(float largest) { return largest == -INFINITY ? 0.0f : largest; }   // -inf - -inf would be NaN
 METAL_FUNC Statistics merge(Statistics a, Statistics b) {
     const float largest = metal::max(a.largest, b.largest), base = safe(largest);
-    return Statistics{largest, a.sum * metal::fast::exp2(a.largest - base) + b.sum * metal::fast::exp2(b.largest - base)};
+    return Statistics{largest, a.sum * metal::exp2(a.largest - base) + b.sum * metal::exp2(b.largest - base)};
 }
 METAL_FUNC Statistics merge_lanes(Statistics s) {
     const float largest = simd_max(s.largest);
-    return Statistics{largest, simd_sum(s.sum * metal::fast::exp2(s.largest - safe(largest)))};
+    return Statistics{largest, simd_sum(s.sum * metal::exp2(s.largest - safe(largest)))};
 }
 
 // The row to go: the lowest score, of equal ones the newest. A score that is no number counts as -infinity.
@@ -117,7 +117,7 @@ METAL_FUNC void load_rows(
             for (int i = 0; i < ROWS; i++) highest = metal::max(highest, r.logit[i][g]);
             const float origin = safe(highest);
             #pragma unroll
-            for (int i = 0; i < ROWS; i++) sum += metal::fast::exp2(r.logit[i][g] - origin);
+            for (int i = 0; i < ROWS; i++) sum += metal::exp2(r.logit[i][g] - origin);
             seen[g] = merge(seen[g], Statistics{highest, sum});
         }
     }
@@ -155,7 +155,7 @@ METAL_FUNC void load_rows(
             float score = r.score[i];
             if (row < rows) {
                 float probability = 0;
-                for (uint g = 0; g < GROUP; g++) probability += metal::fast::exp2(r.logit[i][g] - lse[g]);
+                for (uint g = 0; g < GROUP; g++) probability += metal::exp2(r.logit[i][g] - lse[g]);
                 score += probability / float(GROUP);
                 if (row + 1 == rows) newest_score[0] = score;
                 if (r.position[i] < window) {
