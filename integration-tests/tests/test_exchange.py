@@ -235,6 +235,7 @@ def test_what_changes_from_step_to_step_is_not_compiled_in(monkeypatch, method):
     """Compiled here as for a GPU, with MLX's ops in place of kernels; beside them the reference."""
     monkeypatch.setattr("mlx_kv.exchange.resolve_backend", lambda: "cuda")
     monkeypatch.setattr("mlx_kv.exchange.attention.exchange", step_in_ops)
+    monkeypatch.setattr("mlx_kv.exchange.attention.installed", lambda: True)
     found = answered(monkeypatch)
     ours, theirs = new_cache(method), op_by_op(new_cache(method))
     monkeypatch.setattr("mlx_kv.attention._backends", dict)  # op by op everything is the reference's

@@ -100,11 +100,14 @@ def test_parity():
     )
 
 
+def check_drawn(drawn, on=None):
+    check_case(accumulate_scores, drawn, oracle=oracle, rtol=RTOL, atol=ATOL, oracle_rtol=RTOL, oracle_atol=ATOL, on=on)
+
+
 @pytest.mark.parametrize("group", [2, 16])
 def test_more_rows_than_a_threadgroup_has_threads(group):
     """Of 16 query heads a thread holds two rows at a time: those of the first sequence come in batches."""
-    drawn = case(np.random.default_rng(0), group, 1, [2100, 900], [2304, 1024], [True, True], noise=Noise(1, 2))
-    check_case(accumulate_scores, drawn, oracle=oracle, rtol=RTOL, atol=ATOL, oracle_rtol=RTOL, oracle_atol=ATOL)
+    check_drawn(case(np.random.default_rng(0), group, 1, [2100, 900], [2304, 1024], [True, True], noise=Noise(1, 2)))
 
 
 def tied(rows=40):
@@ -187,16 +190,7 @@ def test_mutants(emulated):
 
     def check():
         for each in (*drawn, ties):
-            check_case(
-                accumulate_scores,
-                each,
-                oracle=oracle,
-                rtol=RTOL,
-                atol=ATOL,
-                oracle_rtol=RTOL,
-                oracle_atol=ATOL,
-                on=CHECKED,
-            )
+            check_drawn(each, CHECKED)
 
     assert surviving_mutants(ACCUMULATE_SCORES, MUTANTS, check) == []
 
@@ -212,20 +206,7 @@ OF_BATCHES = [
 def test_mutants_of_batches(emulated):
     """More rows than a thread holds at a time, and a sequence without a token."""
     drawn = case(np.random.default_rng(0), 16, 1, [1100, 0], [1100, 3], [True, False])
-
-    def check():
-        check_case(
-            accumulate_scores,
-            drawn,
-            oracle=oracle,
-            rtol=RTOL,
-            atol=ATOL,
-            oracle_rtol=RTOL,
-            oracle_atol=ATOL,
-            on=CHECKED,
-        )
-
-    assert surviving_mutants(ACCUMULATE_SCORES, OF_BATCHES, check) == []
+    assert surviving_mutants(ACCUMULATE_SCORES, OF_BATCHES, lambda: check_drawn(drawn, CHECKED)) == []
 
 
 def test_noise_is_gumbel_and_nothing_goes_together():

@@ -77,7 +77,7 @@ class AccumulatingPolicy(Policy):
         self._forget(0)
 
     def decode(self, queries: mx.array, store: Store, scale: float, sinks: mx.array | None) -> mx.array | None:
-        """Take a token of the only sequence, whose budget is full: what decoding does at every step, as one launch."""
+        """Take a token of the only sequence, whose budget is full, as one function: what decoding does at each step."""
         kept = self._exchanging
         if kept is None or self.scores.begins[0] or store.lengths != [kept.rows + 1]:
             return None

@@ -7,10 +7,10 @@ backend of the entry-point group `mlx_kv.attention` that covers it and reads the
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import mlx.core as mx
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Mask = mx.array | str | None
 GROUP = "mlx_kv.attention"
 
+_T = TypeVar("_T")
 _log = logging.getLogger("mlx_kv")
 
 
@@ -63,8 +64,7 @@ def decode(
         `logits` computes them; None if no backend is installed or covers the case, each reason being logged once, and
         where MLX's own attention does as well: over one sequence of dense rows.
     """
-    backends = _backends()
-    if not backends:
+    if not installed():
         return None
     if store.in_place and not logits and len(store.lengths) == 1:
         _log_once("dense rows of one sequence are left to MLX's own attention, which reads them where they lie")
@@ -72,12 +72,7 @@ def decode(
     layout = store.layout()
     if layout is None:
         return None
-    for name, backend in backends.items():
-        attended = backend.attend(queries, layout, scale, sinks, logits)
-        if not isinstance(attended, str):
-            return attended
-        _log_once(f"{name} attention is not used for {layout.format.name} rows: {attended}")
-    return None
+    return _first_answer(layout, lambda backend: backend.attend(queries, layout, scale, sinks, logits))
 
 
 def exchange(
@@ -100,12 +95,22 @@ def exchange(
         The output, scores, positions, the overdue rows and their places, the newest row now the last of these, all of
         one launch; None if no backend covers the case.
     """
+    return _first_answer(layout, lambda backend: backend.exchange(queries, layout, scale, of_scores, noisy))
+
+
+def _first_answer(layout: Layout, ask: Callable[[DecodeAttention], _T | str]) -> _T | None:
+    """Return what the first backend answers that does not say why not; that is logged."""
     for name, backend in _backends().items():
-        answered = backend.exchange(queries, layout, scale, of_scores, noisy)
+        answered = ask(backend)
         if not isinstance(answered, str):
             return answered
         _log_once(f"{name} attention is not used for {layout.format.name} rows: {answered}")
     return None
+
+
+def installed() -> bool:
+    """Tell whether there is any backend."""
+    return bool(_backends())
 
 
 @cache
