@@ -199,7 +199,9 @@ def test_a_case_without_a_kernel_is_taken_op_by_op(backend, monkeypatch):
 def step_in_ops(queries, layout, scale, of_scores, noisy):
     """What kernels give over one sequence of dense rows of which one goes, in ops that MLX can trace."""
     keys, values, key, value, overdue, taken = layout.arrays
-    scores, positions, _, factors, _, rooms, tokens = of_scores
+    scores, positions, _, numbers_of_step, _ = of_scores
+    held_now, position, window, temperature = (numbers_of_step[i] for i in (1, 3, 4, 6))
+    temperature = temperature.view(mx.float32)
     held, split = layout.extent.places[0][4], key.shape[3]
     numbers, count = mx.arange(overdue.shape[2] + 1), taken[-1, 0]
     which = (taken.T[None, :, None] == mx.arange(held)[:, None]) & (numbers < count)  # [1, kv_heads, held, overdue]
@@ -215,12 +217,12 @@ def step_in_ops(queries, layout, scale, of_scores, noisy):
     output = mx.softmax(logits, axis=-1) @ mx.repeat(values, group, 1)
 
     rows = mx.arange(scores.shape[2])[:, None]
-    newest, within = rows == rooms[1] - 1, rows < rooms[1]
-    shares = mx.softmax(logits / factors[1], axis=-1).reshape(1, scores.shape[1], -1, logits.shape[3]).mean(2)
+    newest, within = rows == held_now - 1, rows < held_now
+    shares = mx.softmax(logits / temperature, axis=-1).reshape(1, scores.shape[1], -1, logits.shape[3]).mean(2)
     shares = mx.pad(shares, [(0, 0), (0, 0), (0, scores.shape[2] - shares.shape[2])])[..., None]
     sums = mx.where(newest, 0, scores) + shares
-    positions = mx.where(newest, tokens[0], positions)
-    going = mx.argmin(mx.where(within & (positions < tokens[1]), sums, float("inf")), axis=2, keepdims=True)
+    positions = mx.where(newest, position, positions)
+    going = mx.argmin(mx.where(within & (positions < window), sums, float("inf")), axis=2, keepdims=True)
     goes = rows == going
     sums, positions = (mx.where(goes, mx.where(newest, x, 0).sum(2, keepdims=True), x) for x in (sums, positions))
     last = numbers[:, None] == count

@@ -131,7 +131,7 @@ MUTANTS = {
     ("mlx_kv", "exchanged_rows.metal"): [
         Mutant("number << (8 * distance)", "number << distance"),
         Mutant("distance < 4 ?", "distance < 3 ?"),
-        Mutant("found >> (8 * (row - begin)) & 0xff", "found & 0xff"),
+        Mutant("found >> (8 * (row & 3)) & 0xff", "found & 0xff"),
         Mutant("row < count ?", "row <= count ?"),
         Mutant("if (own > 0) from", "if (own > 1) from"),
         Mutant("overdue + (own - 1) * STRIDE;", "overdue + own * STRIDE;"),
@@ -156,8 +156,9 @@ MUTANTS = {
         Mutant("if (row != overdue) out_taken", "out_taken"),
     ],
     ("mlx_kv_fused_attention", "rows.metal"): [
-        Mutant("keys.begin = values.begin = step;", ""),
-        Mutant("keys.found = values.found = keys.look(step);", "keys.found = keys.look(step);"),
+        Mutant("keys.found = values.found = found[i * ROWS / 4];", "keys.found = found[i * ROWS / 4];"),
+        Mutant("found[i * ROWS / 4];", "found[0];"),
+        Mutant("keys.look(step + 4 * i)", "keys.look(step)"),
     ],
 }
 
@@ -168,6 +169,7 @@ def test_every_mutant_is_noticed(emulated, monkeypatch, file):
     # kernel.py binds `read` by name; mutants replace it in its module.
     monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *of_file: source.read(*of_file))
     drawn = [case(i, 2, 2, (80, 64), 43, count) for i, count in enumerate((0, 5, 31))]
+    drawn.append(case(3, 2, 2, (64, 128), 43, 31))  # few lanes share a row of these
     on = [Leg("emulator", (("mode", "check"), ("order", order))) for order in (0, 1)]
 
     def check():
@@ -175,3 +177,26 @@ def test_every_mutant_is_noticed(emulated, monkeypatch, file):
             check_case(exchange, each, oracle=oracle, oracle_rtol=1e-4, oracle_atol=2e-5, on=on, **TOLERANCES)
 
     assert surviving_mutants(Part(file[1], file[0], (), ()), MUTANTS[file], check) == []
+
+
+ROW_NOISE = [
+    Mutant("row == newest_row ? newest_position : positions[row]", "positions[row]"),
+    Mutant("row_count - 1, steps", "row_count, steps"),
+    Mutant("steps[3]", "steps[4]"),
+    Mutant("kv_head * positions_shape[2]", "0"),
+    Mutant("first_head + head", "head"),
+    Mutant("kv_head * GROUP, uint", "kv_head, uint"),
+    Mutant("logit + scale * gumbel", "logit + gumbel"),
+    Mutant("uint(seeds[0])", "0u"),
+    Mutant("uint(seeds[1])", "0u"),
+]
+
+
+def test_every_mutant_of_the_noise_is_noticed(emulated, monkeypatch):
+    monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *of_file: source.read(*of_file))
+    drawn = case(3, 2, 2, (64, 64), 43, 5, noise=Noise(4294967291, 3, 0.5), temperature=1.3)
+
+    def check():
+        check_case(exchange, drawn, on=[Leg("emulator", (("mode", "check"), ("order", 0)))], **TOLERANCES)
+
+    assert surviving_mutants(Part("row_noise.metal", "mlx_kv_fused_attention", (), ()), ROW_NOISE, check) == []

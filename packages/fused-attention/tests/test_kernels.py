@@ -96,19 +96,21 @@ MUTANTS = {
     "rows.metal": [
         Mutant("count = row_count - (tiles_end - tiles_begin)", "count = row_count"),
         Mutant("steps * (part + 1) / parts) * STEP, count", "steps * (part + 1) / parts) * STEP - 1, count"),
-        Mutant("metal::min(step + i, last - 1)", "metal::min(step + i, last)"),
+        Mutant("metal::min(step + i * ROWS + own_row, last - 1)", "metal::min(step + i * ROWS + own_row, last)"),
         Mutant("outside < tiles_begin ? outside", "outside <= tiles_begin ? outside"),
         Mutant("outside + tiles_end - tiles_begin", "outside + tiles_end"),
-        Mutant("step + i < last ? product : -INFINITY", "product"),
-        Mutant("state.sum[h] *= rescale;", ""),
-        Mutant("state.value[h][c] *= rescale;", ""),
-        Mutant("product = simd_sum(product);", ""),
-        Mutant("values.load(row[i], lane * VC", "values.load(row[0], lane * VC"),
+        Mutant("step + i * ROWS + own_row < last ? product : -INFINITY", "product"),
+        Mutant("state.sum[h] *= rescale;\n            #", "#"),
+        Mutant("state.value[h][c] *= rescale;\n            #", "{}\n            #"),
+        Mutant("return simd_sum(x);", "return x;"),
+        Mutant("values.load(row, ValueChannels", "values.load(row_of_lane, ValueChannels"),
         Mutant("metal::exp2(maxima[i] - maximum) * sums[i]", "sums[i]"),
         Mutant("value += values[i * STRIDE + c]", "value += values[c]"),
         Mutant("sum > 0 ? maximum + metal::log2(sum)", "sum > 0 ? metal::log2(sum)"),
-        Mutant("h, row_of_lane, score_of_lane", "h, step + lane, score_of_lane"),
-        Mutant("lane == i ? product : score_of_lane", "lane == 0 ? product : score_of_lane"),
+        Mutant("own_head, row_of_lane, score_of_lane", "own_head, step + lane, score_of_lane"),
+        Mutant("own == h % HEADS * TIMES + i ? product", "own == h % HEADS * TIMES ? product"),
+        Mutant("own_counts && own_head <= h % HEADS", "own_counts"),
+        Mutant("h - h % HEADS + own_head", "h - h % HEADS"),
     ],
     "sequence.metal": [
         Mutant("sequence * PLACES", "0"),
@@ -196,6 +198,50 @@ def test_every_mutant_of_dense_rows_is_noticed(tools, emulated, mutable_texts):
             assert tools.error(attend(queries, waiting.layout(), 0.2, backend="emulator"), truth) < 1e-5
 
     assert surviving_mutants(Part("dense_rows.metal", "mlx_kv", (), ()), DENSE_ROWS, check) == []
+
+
+SHARED_ROWS = [
+    Mutant("<= 64 * least ?", "<= 32 * least ?", equivalent="only slower"),
+    Mutant("(group > 4 ? group : 4) * value_dim", "group * value_dim"),
+    Mutant("return (run * LANES + own) * RUN;", "return run * LANES * RUN + own;"),
+    Mutant("mask = 1; mask < LANES", "mask = 2; mask < LANES"),
+    Mutant("own_row = lane / LANES", "own_row = lane % ROWS"),
+    Mutant("step + own % TIMES * ROWS + own_row < last", "step + own_row < last"),
+    Mutant("own % TIMES == i ? row", "i == 0 ? row"),
+    Mutant("highest = metal::max(highest, simd_shuffle_xor(highest, mask));", "{}"),
+    Mutant("state.sum[h] += simd_shuffle_xor(state.sum[h], mask);", "{}"),
+    Mutant("state.sum[h] *= rescale;\n        #", "#"),
+    Mutant("c++) state.value[h][c] *= rescale;\n    }", "c++) {}\n    }"),
+]
+OF_DENSE = [
+    Mutant("(simdgroup * (32 / LANES) + lane / LANES) * OF_PART", "simdgroup * (32 / LANES) * OF_PART"),
+    Mutant("c / OwnChannels::RUN, lane % LANES) + c %", "c / OwnChannels::RUN, lane) + c %"),
+    Mutant("h % 2 * PARTS * OF_PART", "0"),
+    Mutant("state.value[h][c] * weight.x", "state.value[h][c]"),
+    Mutant("long(first_head + h) * splits + split", "long(first_head + h) * splits"),
+]
+
+
+@pytest.mark.parametrize(("name", "mutants"), [("rows.metal", SHARED_ROWS), ("attend_rows.metal", OF_DENSE)])
+def test_every_mutant_of_rows_that_lanes_share_is_noticed(tools, emulated, mutable_texts, name, mutants):
+    """Dense rows: of 64 and 128 channels, whose lanes have a run and two, of more query heads, and of most channels."""
+    of_channels = np.exp2(np.linspace(-2, 2, 256))
+    cases = []
+    for group, dim in ((2, 64), (4, 128), (16, 64), (1, 256)):
+        store = tools.filled("dense", [77, 45], 2, dim, dim, mx.float32, spread=of_channels[:dim])
+        queries = tools.queries(2, 2 * group, dim, mx.float32)
+        cases.append((queries, store.layout(), *tools.oracle(queries, store, 0.4)[:2]))
+
+    def check():
+        for mode in (CHECKED, Leg("emulator", (("mode", "check"), ("order", 1)))):
+            for queries, layout, truth, logits in cases:
+                with mode.active():
+                    got = attend(queries, layout, 0.4, logits=True, splits=2, backend="emulator")
+                assert tools.error(got.output, truth) < 1e-5
+                seen = np.isfinite(logits)
+                assert np.abs(tools.numbers(got.logits)[seen] - logits[seen]).max() < 1e-3
+
+    assert surviving_mutants(Part(name, PACKAGE, (), ()), mutants, check) == []
 
 
 WAITING = {

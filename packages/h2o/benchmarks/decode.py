@@ -11,7 +11,9 @@ scores summed in another order may exchange.
 `layers` is the time of a step as a model's layers take them when mlx-lm generates: 32 caches, each of whose queries is
 the output of the one before, make a token; it is handed over while the token before is still computed. `apart` is that
 of steps of the same caches that do not wait for each other, each of them handed over on its own. `single` is that of
-one that is waited for. All are medians, and count what the host does.
+one that is waited for. These three count what the host does. `queued`, on a GPU, does not: the steps of `layers` are
+handed over while the device is still busy with something else, so that it has them all before it begins. All are
+medians of rounds in which every kind of step has its turn: a host that changes its speed does so for all of them.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ from mlx_kv.spec import Spec
 from mlx_kv_kernels import resolve_backend
 
 PACKAGES = ("mlx", "mlx-kv", "mlx-kv-kernels", "mlx-kv-h2o", "mlx-kv-keyformer", "mlx-kv-fused-attention")
-LAYERS, TOKENS, CHECKED = 32, 8, 16
+LAYERS, TOKENS, QUEUED, CHECKED, WARM = 32, 8, 4, 16, 3
+
+Op = Callable[[int, mx.array], mx.array]
 
 
 @dataclass(frozen=True)
@@ -128,22 +132,21 @@ def measure(shape: Shape, rows: int, spec: str, backend: str, rounds: int) -> di
     given = [shape.tokens(1, 100 + i) for i in range(LAYERS)]
     mx.eval(given)
     checked = compare(cache, step, shape, backend)
-    times: dict[str, dict[str, float]] = {}
-    for name, chosen in (("kernels", backend), ("reference", "reference")):
-        layers = [deepcopy(cache) for _ in range(LAYERS)]
-        with using(chosen):
-            times[name] = timed(lambda i, q, own=layers: step(own[i], (q, *given[i][1:])), given[0][0], rounds)
+    ours, theirs = ([deepcopy(cache) for _ in range(LAYERS)] for _ in range(2))
     held = [shape.tokens(rows, 200 + i)[1:] for i in range(LAYERS)]
     mx.eval(held)
-    times["attention"] = timed(
-        lambda i, q: mx.fast.scaled_dot_product_attention(q, *held[i], scale=scale), given[0][0], rounds
-    )
+    ops: dict[str, tuple[str, Op]] = {
+        "kernels": (backend, lambda i, q: step(ours[i], (q, *given[i][1:]))),
+        "reference": ("reference", lambda i, q: step(theirs[i], (q, *given[i][1:]))),
+        "attention": (backend, lambda i, q: mx.fast.scaled_dot_product_attention(q, *held[i], scale=scale)),
+    }
+    times = timed(ops, given[0][0], rounds)
     kernels, reference, attention = times["kernels"], times["reference"], times["attention"]
     return {
         **checked,
         **times,
         "times_attention": {how: kernels[how] / attention[how] for how in kernels},
-        "faster_than_reference": {how: reference[how] / kernels[how] for how in kernels},
+        "faster_than_reference": {how: reference[how] / kernels[how] for how in reference},
     }
 
 
@@ -168,49 +171,87 @@ def compare(
     return {"largest_difference": worst, "rows_exchanged": others}
 
 
-def timed(op: Callable[[int, mx.array], mx.array], queries: mx.array, rounds: int) -> dict[str, float]:
-    """Microseconds of op(layer, queries), by each of the ways to follow each other."""
+def timed(ops: dict[str, tuple[str, Op]], queries: mx.array, rounds: int) -> dict[str, dict[str, float]]:
+    """Microseconds of each op(layer, queries) on its backend, by each of the ways to follow each other."""
+    ways = layers, apart, single, *([Queued()] if mx.default_device() == mx.gpu else [])
+    times: dict[str, dict[str, list[float]]] = {name: {} for name in ops}
+    for turn in range(-WARM, rounds):
+        for name, (backend, op) in ops.items():
+            for way in ways:
+                if name == "reference" and isinstance(way, Queued):
+                    continue  # MLX does not take as many ops in advance
+                with using(backend):
+                    seconds = way(op, queries)
+                if turn >= 0:
+                    times[name].setdefault(way.__name__, []).append(seconds)
+    return {name: {how: 1e6 * statistics.median(each) for how, each in own.items()} for name, own in times.items()}
 
-    def layers() -> float:
-        begin, output, before = time.perf_counter(), queries, queries
-        for _ in range(TOKENS):
+
+def layers(op: Op, queries: mx.array) -> float:
+    begin, output, before = time.perf_counter(), queries, queries
+    for _ in range(TOKENS):
+        for i in range(LAYERS):
+            output = op(i, output)
+        mx.async_eval(output)
+        mx.eval(before)
+        before = output
+    mx.synchronize()
+    return (time.perf_counter() - begin) / TOKENS / LAYERS
+
+
+def apart(op: Op, queries: mx.array) -> float:
+    begin = time.perf_counter()
+    for i in range(LAYERS):
+        mx.async_eval(op(i, queries))
+    mx.synchronize()
+    return (time.perf_counter() - begin) / LAYERS
+
+
+def single(op: Op, queries: mx.array) -> float:
+    begin = time.perf_counter()
+    mx.eval(op(0, queries))
+    mx.synchronize()
+    return time.perf_counter() - begin
+
+
+class Queued:
+    """Steps that wait on the device for products of large matrices, as many of them as the host needs time."""
+
+    __name__ = "queued"
+
+    def __init__(self) -> None:
+        self.products = 16
+        self.matrix = mx.random.normal((8192, 8192), key=mx.random.key(0)).astype(mx.bfloat16)
+
+    def __call__(self, op: Op, output: mx.array) -> float:
+        busy = self.matrix
+        for _ in range(self.products):
+            busy = busy @ self.matrix
+        mx.async_eval(busy)
+        for _ in range(QUEUED):
             for i in range(LAYERS):
                 output = op(i, output)
             mx.async_eval(output)
-            mx.eval(before)
-            before = output
-        mx.synchronize()
-        return (time.perf_counter() - begin) / TOKENS / LAYERS
-
-    def apart() -> float:
+        handed_over = time.perf_counter()
+        mx.eval(busy)
         begin = time.perf_counter()
-        for i in range(LAYERS):
-            mx.async_eval(op(i, queries))
         mx.synchronize()
-        return (time.perf_counter() - begin) / LAYERS
-
-    def single() -> float:
-        begin = time.perf_counter()
-        mx.eval(op(0, queries))
-        mx.synchronize()
-        return time.perf_counter() - begin
-
-    for _ in range(3):
-        layers()
-    return {once.__name__: 1e6 * statistics.median(once() for _ in range(rounds)) for once in (layers, apart, single)}
+        end = time.perf_counter()
+        if begin - handed_over > 1e-3:
+            return (end - begin) / QUEUED / LAYERS
+        self.products *= 2
+        if self.products > 4096:
+            raise SystemExit("the host was never done before the device")
+        return self(op, output)
 
 
 def line(case: dict[str, Any]) -> str:
-    ways = ("layers", "apart")
-    times = "; ".join(
-        f"{name} {' and '.join(f'{case[name][how]:.0f}' for how in ways)} us"
-        for name in ("kernels", "reference", "attention")
-    )
-    ratios = " and ".join(f"{case['times_attention'][how]:.2f}" for how in ways)
-    faster = " and ".join(f"{case['faster_than_reference'][how]:.1f}" for how in ways)
+    def of(name: str, digits: int) -> str:
+        return ", ".join(f"{how} {number:.{digits}f}" for how, number in case[name].items() if how != "single")
+
     return (
-        f"{case['rows']:6} rows, {case['method']}, in layers and apart: {times}; {ratios} times attention, "
-        f"{faster} times faster than the reference"
+        f"{case['rows']:6} rows, {case['method']}, us: {of('kernels', 0)}; attention: {of('attention', 0)}; times "
+        f"attention: {of('times_attention', 2)}; times faster than the reference: {of('faster_than_reference', 1)}"
     )
 
 

@@ -1,12 +1,12 @@
 """Texts that SmolLM2 writes under H2O and Keyformer, rated under the full cache.
 
-    python packages/h2o/benchmarks/texts.py results/texts.json [--seeds 20] [--shares 2] [--quick]
+    python packages/h2o/benchmarks/texts.py results/texts.json [--seeds 20] [--shares 2] [--ask TEXT] [--quick]
 
 SmolLM2-135M-Instruct in float32 goes on with 1,500 tokens of Python's documentation, "Execution model", which is prose
 for the most part: with grammar and lists of like sentences, with which that documentation begins, it goes on in loops
-under the full cache too. 200 tokens at temperature 0.7, all seeds as one batch, under the full cache and under budgets
-of 256 and 512 rows. A text is rated by its perplexity under the full cache and by how often its most frequent 4-gram
-occurs.
+under the full cache too. Or, with `--ask`, it answers a request about them, all together as long, in the model's own
+chat format. 200 tokens at temperature 0.7, all seeds as one batch, under the full cache and under budgets of 256 and
+512 rows. A text is rated by its perplexity under the full cache and by how often its most frequent 4-gram occurs.
 
 Five texts are as good as the full cache's if their mean perplexity is 0.7 to 1.3 times as high, and no 4-gram occurs
 more often than in the worst of the full cache's and two times more. With ten seeds or more, `as_good` tells of which
@@ -49,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path, help="where to write the JSON")
     parser.add_argument("--prompt", default=TOPIC, help=f"topic of Python's documentation (default {TOPIC})")
+    parser.add_argument("--ask", help="a request about the prompt's text (default: none, the text goes on)")
     parser.add_argument("--seeds", type=int, default=DRAWN, help=f"texts under each cache (default {DRAWN})")
     parser.add_argument(
         "--shares",
@@ -62,7 +63,7 @@ def main() -> None:
     options = parser.parse_args()
     length, count, seeds, budgets = (120, 12, 2, [64]) if options.quick else (1500, 200, options.seeds, [256, 512])
     loaded = load_model("smollm2")
-    prompt = loaded.tokenizer.encode(read_text(options.prompt))[:length]
+    prompt = prompt_of(loaded.tokenizer, read_text(options.prompt), options.ask, length)
     specs = {"full": "dense"}
     for budget in budgets:
         for heavy in (budget // share for share in options.shares):
@@ -72,6 +73,7 @@ def main() -> None:
         "environment": environment(),
         "commit": options.commit or commit(),
         "prompt": options.prompt,
+        "ask": options.ask,
     }
     report |= {"prompt_tokens": len(prompt), "tokens": count, "temperature": TEMPERATURE, "specs": specs, "texts": {}}
     full = prefilled(loaded.model, prompt, "dense")
@@ -94,6 +96,20 @@ def main() -> None:
             report.setdefault("as_good", {})[name] = as_good(texts, report["texts"]["full"], name == "full")
         print(f"{name:22} perplexity {mean:6.2f}, 4-gram {worst}, {time.perf_counter() - begin:.0f} s", flush=True)
         options.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def prompt_of(tokenizer: lm.Tokenizer, text: str, request: str | None, length: int) -> list[int]:
+    """The beginning of a text, or as much of it as leaves room for a request about it in so many tokens."""
+    tokens = tokenizer.encode(text)
+    if request is None:
+        return tokens[:length]
+
+    def asked(count: int) -> list[int]:
+        message = {"role": "user", "content": f"{tokenizer.decode(tokens[:count])}\n\n{request}"}
+        chat = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        return tokenizer.encode(chat, add_special_tokens=False)
+
+    return asked(length - len(asked(0)))
 
 
 def prefilled(model: Any, prompt: list[int], spec: str) -> list[Any]:

@@ -149,7 +149,7 @@ MUTANTS = [
     Mutant("x = (x ^ (x >> 15)) * 0x846ca68bu;", "x = (x ^ (x >> 14)) * 0x846ca68bu;"),
     Mutant("mix(hash + 0x9e3779b9u + next)", "mix(hash + next)"),
     Mutant("+ 0.5f) * (1.0f / 8388608.0f)", "+ 0.5f) * (1.0f / 16777216.0f)"),
-    Mutant("LOG2E / factors[1 + sequence]", "LOG2E / factors[1]"),
+    Mutant("steps[at + 6]", "steps[6]"),
     Mutant("kv_head * GROUP + g);", "g);"),
     Mutant("const float largest = simd_max(s.largest);", "const float largest = s.largest;"),
     Mutant("simd_sum(s.sum *", "(s.sum *"),
@@ -167,7 +167,7 @@ MUTANTS = [
     Mutant("if (lane < SIMDGROUPS) lowest", "if (lane < 7) lowest"),
     Mutant("lowest.row % THREADS == thread_index", "lowest.row == thread_index + 1"),
     Mutant("        out_positions[own + lowest.row] = position;\n", ""),
-    Mutant("rooms[at + 2] - rooms[at];", "rooms[at + 1];"),
+    Mutant("steps[at + 2] - steps[at];", "steps[at + 1];"),
 ]
 
 

@@ -14,7 +14,7 @@ from mlx_kv_kernels.launch import Launch, launches
 from mlx_kv_kernels.numbers import new_numbers, numbers
 
 from . import reference
-from .finish import finish_exchange
+from .finish import NOISE_OF_SCORES, finish_exchange
 from .merge import launch_merge
 from .plan import Plan, plan, refusal, splits_of
 from .splits import SIMDGROUPS
@@ -128,7 +128,8 @@ def _prepare(
     finish: Finish = "merge",
 ) -> tuple[Launch, tuple[int, ...]]:
     """Return the launches, and the numbers of every sequence as sequence.metal reads them."""
-    of_layout, rows = plan(format, query_heads, scale, logits, backend), extent.rows
+    noisy = finish == "exchange with noise"
+    of_layout, rows = plan(format, query_heads, scale, logits, noisy, backend), extent.rows
     tiles = extent.tiles if of_layout.tiled else ((0, 0),) * len(rows)
     chosen = splits_of(format, rows, tiles, of_layout.threadgroups_per_core, splits)
     logit_rows = max(rows) if logits else 0
@@ -160,13 +161,15 @@ def _launcher(
     wanted = [(heads, splits, dim + 1)] + ([(batch, query_heads, 1, logit_rows)] if logit_rows else [])
 
     format = of_layout.format
+    ends = 2 + len(format.inputs)
     of_basis = [kernel.input_names.index(name) for name in format.basis_inputs]
     filled = -float("inf") if logit_rows and ragged else None  # beyond a shorter sequence's rows nothing is written
 
     def launch(arrays: list[mx.array]) -> list[mx.array]:
-        queries, others = arrays[0], arrays[len(kernel.input_names) :]
+        queries, others = arrays[0], arrays[ends:]
+        of_noise = [others[i] for i in NOISE_OF_SCORES] if finish == "exchange with noise" else []
         partial, *logits = kernel(
-            inputs=arrays[: len(kernel.input_names)],
+            inputs=[*arrays[:ends], *of_noise],
             template=of_layout.template,
             grid=(32 * SIMDGROUPS * splits, kv_heads, batch),
             threadgroup=(32 * SIMDGROUPS, 1, 1),
@@ -176,12 +179,11 @@ def _launcher(
             threadgroups_per_core=of_layout.threadgroups_per_core,
             backend=backend,
         )
-        shape = (batch, query_heads, 1, dim)
         if finish != "merge":
-            of_rows, noisy = arrays[2 : len(kernel.input_names)], finish == "exchange with noise"
-            return finish_exchange(partial, logits[0], of_rows, others, noisy, backend)
+            return finish_exchange(partial, logits[0], arrays[2:ends], others, backend)
         own_sinks = others[0] if others else None
         basis = [arrays[i] for i in of_basis]
+        shape = (batch, query_heads, 1, dim)
         return [launch_merge(partial, own_sinks, shape, queries.dtype, backend, format, basis), *logits]
 
     return Launch(launch, compiles=backend != "emulator")

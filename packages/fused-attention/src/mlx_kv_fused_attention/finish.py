@@ -11,9 +11,12 @@ from mlx_kv_kernels import Kernel
 from mlx_kv_kernels.accumulate import ACCUMULATE_SCORES, SIMDGROUPS, STEP_INPUTS
 from mlx_kv_kernels.source import BODY_MARKER, joined
 
-from .kernel import MERGE_ARRAYS, PACKAGE, own, read_files
+from .kernel import MERGE_ARRAYS, NOISE_INPUTS, PACKAGE, ROW_NOISE, own, read_files
 from .merge import MERGE_SPLITS, TEMPLATE
 
+_OF_SCORES = ("scores", "positions", *STEP_INPUTS)
+NOISE_OF_SCORES = [_OF_SCORES.index(name) for name in NOISE_INPUTS]
+"""Which of a step's arrays attention reads, too, where there is noise."""
 _SCORE_ARRAYS = (ACCUMULATE_SCORES.package, "kernels/accumulate_arrays.metal")
 _APPEND = (PACKAGE, "kernels/append_overdue.metal")
 _NEWEST = ("newest_key", "newest_value", "overdue_rows", "taken")
@@ -29,11 +32,13 @@ class FinishExchangeKernel(Kernel):
 
         What threads share is declared outside of any branch, as Metal wants it.
         """
-        shared = read_files(MERGE_ARRAYS, _SCORE_ARRAYS, *MERGE_SPLITS.basis_sources)
+        shared = read_files(MERGE_ARRAYS, ROW_NOISE[0], _SCORE_ARRAYS, *MERGE_SPLITS.basis_sources)
         merge, score, append = read_files(own(MERGE_SPLITS), own(ACCUMULATE_SCORES), _APPEND)
         return joined(
             (
                 *shared,
+                self._line("constexpr bool NOISE = false;"),  # attention has added it
+                self._line("const int seeds[3] = {0, 0, 0};"),
                 self._line("const uint overdue = taken[(taken_shape[0] - 1) * scores_shape[1]];"),
                 self._line("device uint* dropped = out_taken + overdue * scores_shape[1];"),
                 self._line("if (threadgroup_position_in_grid.y == 0) {"),
@@ -53,9 +58,9 @@ class FinishExchangeKernel(Kernel):
 FINISH_EXCHANGE = FinishExchangeKernel(
     "finish_exchange",
     PACKAGE,
-    ("partial", "logits", "scores", "positions", *STEP_INPUTS, *_NEWEST),
+    ("partial", "logits", *_OF_SCORES[:4], *_NEWEST),
     ("output", "out_scores", "out_positions", "out_overdue", "out_taken"),
-    template=(*TEMPLATE, "GROUP", "NOISE"),
+    template=(*TEMPLATE, "GROUP"),
 )
 
 
@@ -64,13 +69,12 @@ def finish_exchange(
     logits: mx.array,
     of_layout: Sequence[mx.array],
     of_scores: Sequence[mx.array],
-    noisy: bool,
     backend: str,
 ) -> list[mx.array]:
     """Do what `launch_merge` and `accumulate_held` do, and let the newest row join the overdue ones.
 
     `of_layout` are the arrays of an `exchanged_format`; `of_scores` are scores, positions and `step_arrays`, whose
-    sinks serve both.
+    sinks serve both. Noise is among the logits already.
 
     Returns:
         The output, scores, positions, the overdue rows and their places.
@@ -78,7 +82,7 @@ def finish_exchange(
     newest_value, overdue, taken = of_layout[3:6]
     query_heads, scores, dim = logits.shape[1], of_scores[0].shape, newest_value.shape[3]
     return FINISH_EXCHANGE(
-        inputs=[partial, logits, *of_scores, *of_layout[2:]],
+        inputs=[partial, logits, *of_scores[:4], *of_layout[2:]],
         template={
             "T": overdue.dtype,
             "DIM": dim,
@@ -86,7 +90,6 @@ def finish_exchange(
             "SINK_COUNT": query_heads,
             "SIMDGROUPS": SIMDGROUPS,
             "GROUP": query_heads // scores[1],
-            "NOISE": noisy,
         },
         grid=(query_heads * 32 * SIMDGROUPS, 3, 1),
         threadgroup=(32 * SIMDGROUPS, 1, 1),

@@ -13,16 +13,22 @@ ROWS = (PACKAGE, "kernels/rows.metal")
 FRAGMENTS = (PACKAGE, "kernels/fragments.metal")
 TILES = (PACKAGE, "kernels/tiles.metal")
 MERGE_ARRAYS = (PACKAGE, "kernels/merge_arrays.metal")
+NO_NOISE = ((PACKAGE, "kernels/no_noise.metal"),)
+ROW_NOISE = (("mlx_kv_kernels", "kernels/gumbel.metal"), (PACKAGE, "kernels/row_noise.metal"))
+NOISE_INPUTS = ("positions", "steps", "seeds")
+"""What `ROW_NOISE` reads."""
 
 
 @dataclass(frozen=True)
 class AttentionKernel(Kernel):
     """attend_rows or attend_tiles for one layout.
 
-    The text is sequence.metal, the layout's, this package's helpers and the kernel's own: helpers first, then bodies.
+    The text is sequence.metal, the layout's, the noise's, this package's helpers and the kernel's own: helpers first,
+    then bodies.
     """
 
     layout_sources: tuple[tuple[str, str], ...] = ()
+    noise_sources: tuple[tuple[str, str], ...] = NO_NOISE
 
     @property
     def text(self) -> str:
@@ -31,7 +37,8 @@ class AttentionKernel(Kernel):
         # An output that is not wanted is not made; the text then names another one, and never writes to it.
         wanted = "logits" if "logits" in self.output_names else "partial"
         logits = ("logits", f"{BODY_MARKER}\n    device float* all_logits = {wanted};\n")
-        return joined((*read_files(SEQUENCE, *self.layout_sources, *helpers), logits, *read_files(own(self))))
+        basis = read_files(SEQUENCE, *self.layout_sources, *self.noise_sources, *helpers)
+        return joined((*basis, logits, *read_files(own(self))))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from .kernel import PACKAGE, AttentionKernel
+from .kernel import NO_NOISE, NOISE_INPUTS, PACKAGE, ROW_NOISE, AttentionKernel
 from .splits import SIMDGROUPS, Splits, choose_splits
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def _refusal(
 
 
 @lru_cache(256)
-def plan(format: Format, query_heads: int, scale: float, logits: bool, backend: str) -> Plan:
-    """Return the plan for a format that is not refused."""
+def plan(format: Format, query_heads: int, scale: float, logits: bool, noisy: bool, backend: str) -> Plan:
+    """Return the plan for a format that is not refused; with `noisy`, noise is added to the logits."""
     group = query_heads // format.kv_heads
     tiled = _in_tiles(format, group)
     template: dict[str, bool | int | mx.Dtype] = {
@@ -78,7 +78,7 @@ def plan(format: Format, query_heads: int, scale: float, logits: bool, backend: 
         "SUBNORMAL": backend != "metal",  # whether Apple's matrix units keep subnormal halves is not known
         **dict(format.constants),
     }
-    per_core = 4
+    per_core = 3 if format.tile_rows == 0 else 4  # few lanes share a dense row, which takes them more registers
     if tiled:
         heavy = max(format.key_dim * format.key_bits, format.value_dim * format.value_bits)  # bits a row: registers
         rows = 64 if heavy <= 256 and format.tile_rows % 64 == 0 else 32
@@ -90,10 +90,11 @@ def plan(format: Format, query_heads: int, scale: float, logits: bool, backend: 
     kernel = AttentionKernel(
         "attend_tiles" if tiled else "attend_rows",
         PACKAGE,
-        ("queries", "places", *format.inputs),
+        ("queries", "places", *format.inputs, *(NOISE_INPUTS if noisy else ())),
         ("partial", "logits") if logits else ("partial",),
         template=tuple(template),
         layout_sources=format.sources,
+        noise_sources=ROW_NOISE if noisy else NO_NOISE,
     )
     return Plan(format, kernel, template, tiled, per_core)
 

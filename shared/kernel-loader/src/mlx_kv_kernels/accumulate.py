@@ -5,6 +5,7 @@ A prompt's scores are `window.window_scores` of all its queries.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,7 +22,7 @@ from .rows import topk_rows
 if TYPE_CHECKING:
     from jaxtyping import Float, Float32, Int32, UInt32
 
-STEP_INPUTS = ("sinks", "factors", "seeds", "rooms", "tokens")
+STEP_INPUTS = ("sinks", "steps", "seeds")
 """What `step_arrays` returns, by the kernel's names."""
 SIMDGROUPS = 16
 """Of a threadgroup, which has a KV head's scores: few enough for Metal to merge splits beside them in one launch."""
@@ -31,7 +32,7 @@ ACCUMULATE_SCORES = Kernel(
     ("logits", "scores", "positions", *STEP_INPUTS),
     ("out_scores", "out_positions", "dropped"),
     template=("GROUP", "NOISE", "SIMDGROUPS"),
-    helpers=("accumulate_arrays",),
+    helpers=("gumbel", "accumulate_arrays"),
 )
 
 
@@ -143,18 +144,10 @@ def step_arrays(
 
     Apart from each other: what is the same at every step, or in every layer, is made once for all.
     """
-    noise = noise or _NO_NOISE
-    factors, rooms, tokens = [noise.scale], list[int](), list[int]()
-    for begin, rows, limit, position, window, drops, temperature in steps:
-        factors.append(temperature)
-        rooms += begin, rows, limit, int(drops)
-        tokens += position, window
     return [
         _no_sinks(query_heads) if sinks is None else sinks.astype(mx.float32),
-        new_numbers(tuple(factors), mx.float32),
-        _seeds(noise),
-        new_numbers(tuple(rooms), mx.int32),
-        new_numbers(tuple(tokens), mx.int32),
+        new_numbers(_numbers_of(tuple(steps)), mx.int32),
+        _seeds(noise or _NO_NOISE),
     ]
 
 
@@ -163,10 +156,19 @@ def _no_sinks(query_heads: int) -> mx.array:
     return numbers((-float("inf"),) * query_heads, mx.float32)
 
 
+@lru_cache(256)  # the layers of a model usually take the same step
+def _numbers_of(steps: tuple[Step, ...]) -> tuple[int, ...]:
+    return tuple([number for *others, temperature in steps for number in (*map(int, others), _bits(temperature))])
+
+
 @lru_cache(256)  # one for each layer
 def _seeds(noise: Noise) -> mx.array:
     seed = noise.seed - (1 << 32) if noise.seed >= 1 << 31 else noise.seed
-    return numbers((seed, noise.layer), mx.int32)
+    return numbers((seed, noise.layer, _bits(noise.scale)), mx.int32)
+
+
+def _bits(number: float) -> int:
+    return int(struct.unpack("i", struct.pack("f", number))[0])
 
 
 @launches
@@ -180,10 +182,8 @@ def _launch(logits: tuple[int, ...], scores: tuple[int, ...], noisy: bool, backe
             (mx.float32, scores),
             (mx.int32, scores),
             (mx.float32, (query_heads,)),
-            (mx.float32, (1 + batch,)),
-            (mx.int32, (2,)),
-            (mx.int32, (4 * batch,)),
-            (mx.int32, (2 * batch,)),
+            (mx.int32, (7 * batch,)),
+            (mx.int32, (3,)),
         ],
         template={"GROUP": query_heads // kv_heads, "NOISE": noisy, "SIMDGROUPS": SIMDGROUPS},
         grid=(batch * kv_heads * threads, 1, 1),

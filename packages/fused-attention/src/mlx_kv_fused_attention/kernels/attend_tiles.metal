@@ -24,12 +24,12 @@
         queries + first_head * KEY_DIM, keys, query, split < row_splits ? scale : 1.0f, lane, simdgroup);
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    const auto own_logits = logits_of<LOGITS>(all_logits + long(first_head) * logit_rows, logit_rows);
+    const auto own_logits = logits_of<LOGITS>(all_logits + long(first_head) * logit_rows, logit_rows, noise);
     const FragmentPlace<Shape> place_of_lane(lane);
     RowState<GROUP, VC> rows;
     TileState<Shape> tiles;
     if (split < row_splits) {
-        attend_rows<GROUP, KEY_DIM, VALUE_DIM>(
+        attend_rows<KEY_DIM, VALUE_DIM, 32>(
             rows, keys, values, query, own_logits, row_count, split * SIMDGROUPS + simdgroup, row_splits * SIMDGROUPS,
             tiles_begin, tiles_end, lane);
         #pragma unroll
@@ -90,7 +90,7 @@
         #pragma unroll 1
         for (int h = first; h < last; h++) {
             const float3 weight = weigh<SIMDGROUPS>(maxima + h * SIMDGROUPS, sums + h * SIMDGROUPS, 0);
-            store_head<SIMDGROUPS, VALUE_DIM, 32 * VC>(
+            store_head<32 * SIMDGROUPS, SIMDGROUPS, VALUE_DIM, 32 * VC>(
                 weighed + (h - first) * OF_HEAD, partial + (long(first_head + h) * splits + split) * (VALUE_DIM + 1), weight.y,
                 weight.z, thread_index);
         }

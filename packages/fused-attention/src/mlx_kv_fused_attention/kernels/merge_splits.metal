@@ -34,7 +34,9 @@
     threadgroup_barrier(mem_flags::mem_threadgroup);
     sum = 0;
     for (int i = 0; i < SIMDGROUPS; i++) sum += sums[i];
-    for (int c = thread_index; c < DIM; c += 32 * SIMDGROUPS) {
+    for (int first = 0; first < DIM; first += 32 * SIMDGROUPS) {  // a number of times that the compiler knows
+        const int c = first + thread_index;
+        if (c >= DIM) break;
         float merged = 0;
         for (int i = 0; i < SIMDGROUPS; i++) merged += values[i * DIM + c];
         const float own_output = sum > 0 ? merged / sum : 0.0f;

@@ -2,6 +2,7 @@
 // its values, then how many rows these are: the one behind them is the newest, in an array of its own.
 
 template <typename T, int DIM> struct DenseRows {
+    static constexpr constant int LEAST_LANES = 8;    // that may share a row
     const device T* rows;
     const device T* newest;
     int count;

@@ -2,8 +2,9 @@
 // threadgroup for each KV head of each sequence. The first pass over the logits finds every query head's logsumexp, the second
 // adds the mean probability to each row's score and finds the row to go, whose place the newest row takes. A thread loads what it
 // needs of several rows at once; where these are all its rows, the second pass finds them in registers. Scores of a whole room are
-// copied, so that the outputs can stand in for the inputs. `rooms` has of each sequence the first place of its room, the rows attended
-// to, the first place behind its room, and whether a row goes; `tokens` the new token's position and that of the window.
+// copied, so that the outputs can stand in for the inputs. `steps` has of each sequence the first place of its room, the rows attended
+// to, the first place behind its room, the new token's position and the window's, whether a row goes, and the temperature's bits;
+// `seeds` the noise's seed, its layer, and the bits of its scale.
 
 // Softmax statistics in base 2: the largest logit, and the sum of all relative to it.
 struct Statistics {
@@ -35,17 +36,6 @@ METAL_FUNC Lowest lowest_of_lanes(Lowest l) {
     return l;
 }
 
-// Gumbel noise that depends on nothing but these numbers (accumulate_reference.py has the same).
-METAL_FUNC uint mix(uint x) {
-    x = (x ^ (x >> 16)) * 0x7feb352du;
-    x = (x ^ (x >> 15)) * 0x846ca68bu;
-    return x ^ (x >> 16);
-}
-METAL_FUNC uint mix(uint hash, uint next) { return mix(hash + 0x9e3779b9u + next); }
-METAL_FUNC float gumbel(uint hash, uint position) {
-    const float uniform = (float(mix(hash, position) >> 9) + 0.5f) * (1.0f / 8388608.0f);
-    return -metal::fast::log(-metal::precise::log(uniform));  // the inner one's result may be small, where its error would count
-}
 // A thread's rows, STEP apart: of each the logits of GROUP query heads, noise included, in base 2; -infinity behind the last row.
 template <int GROUP, int ROWS> struct Rows {
     float logit[ROWS][GROUP], score[ROWS];
@@ -81,17 +71,17 @@ METAL_FUNC void load_rows(
 }
 // --- body ---
     constexpr uint THREADS = 32 * SIMDGROUPS;
-    constexpr int ROWS = GROUP > 8 ? 2 : GROUP > 4 ? 4 : 8;
+    constexpr int ROWS = GROUP > 8 ? 2 : GROUP > 4 ? 4 : 9;  // of a thread: 9 are a budget of 4,096 and the room behind it
     constexpr float LOG2E = 1.44269504088896f;
     const uint thread_index = thread_position_in_threadgroup.x;
     const uint lane = thread_index_in_simdgroup, simdgroup = simdgroup_index_in_threadgroup;
     const uint head = threadgroup_position_in_grid.x, kv_heads = scores_shape[1], total = scores_shape[2];
     const uint sequence = head / kv_heads, kv_head = head % kv_heads, logit_rows = logits_shape[3];
-    const uint at = 4 * sequence;
-    const uint begin = rooms[at], rows = rooms[at + 1], room = rooms[at + 2] - rooms[at];
-    const bool drops = rooms[at + 3] != 0;
-    const int position = tokens[2 * sequence], window = tokens[2 * sequence + 1];
-    const float factor = LOG2E / factors[1 + sequence], noise = factors[0];
+    const uint at = 7 * sequence;
+    const uint begin = steps[at], rows = steps[at + 1], room = steps[at + 2] - steps[at];
+    const int position = steps[at + 3], window = steps[at + 4];
+    const bool drops = steps[at + 5] != 0;
+    const float factor = LOG2E / as_type<float>(uint(steps[at + 6])), noise = as_type<float>(uint(seeds[2]));
     const ulong own = ulong(kv_head) * total + begin;
     const auto own_logits = logits + ulong(head) * GROUP * logit_rows;
     const auto own_scores = scores + own;
@@ -100,7 +90,7 @@ METAL_FUNC void load_rows(
     uint hashes[GROUP];
     Statistics seen[GROUP];
     for (uint g = 0; g < GROUP; g++) {
-        hashes[g] = mix(mix(mix(uint(seeds[0])), uint(seeds[1])), kv_head * GROUP + g);  // the noise's seed, and its layer
+        hashes[g] = hash_of_head(seeds[0], seeds[1], kv_head * GROUP + g);
         seen[g] = Statistics{-INFINITY, 0};
     }
     Rows<GROUP, ROWS> r;
