@@ -9,6 +9,7 @@ from mlx_lm.models.cache import make_prompt_cache as own_prompt_cache
 
 from mlx_kv import CompressedKVCache, make_prompt_cache, memory_report
 from mlx_kv.testing.models import tiny_model
+from mlx_kv_kernels.testing import not_run
 
 PROMPT, CHUNK, STEPS = 280, 140, 4
 BUDGET = 128
@@ -94,6 +95,8 @@ def test_a_policy_that_cannot_drop_rows_of_a_store_is_refused(policy, store):
 @pairs(lambda policy, store: fit(policy, store) and (store != "dense" or policy in EVERY_STEP))
 def test_fused_attention_gives_the_references_logits(policy, store, monkeypatch):
     """A token is attended to by the kernels, in the emulator; dense rows only where the policy wants the logits."""
+    if "emulator" in not_run():
+        pytest.skip(not_run()["emulator"])
     emulator = pytest.importorskip("mlx_kv_emulator")
     model = tiny_model("llama")
     reference, fused = (make_prompt_cache(model, spec(policy, store, BUDGET)) for _ in range(2))

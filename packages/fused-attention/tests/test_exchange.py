@@ -186,7 +186,7 @@ ROW_NOISE = [
     Mutant("kv_head * positions_shape[2]", "0"),
     Mutant("first_head + head", "head"),
     Mutant("kv_head * GROUP, uint", "kv_head, uint"),
-    Mutant("logit + scale * gumbel", "logit + gumbel"),
+    Mutant("precise_mul(scale, ", "("),
     Mutant("uint(seeds[0])", "0u"),
     Mutant("uint(seeds[1])", "0u"),
 ]

@@ -4,6 +4,7 @@ import pytest
 
 from mlx_kv.spec import Spec
 from mlx_kv.testing.accumulation import Simulator, compare_walk
+from mlx_kv_kernels.testing import legs
 
 WALKS = [
     {"spec": "h2o(heavy=20, recent=12)", "group": 1, "batch": 1},
@@ -36,9 +37,9 @@ def test_the_rows_kept_are_the_simulator_s_at_every_step(walk):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_kernels_keep_the_simulator_s_rows(monkeypatch, batch):
-    """A step's launches, attention's among them, run in the emulator."""
-    emulator = pytest.importorskip("mlx_kv_emulator")
-    monkeypatch.setenv("MLX_KV_BACKEND", "emulator")
-    with emulator.settings(mode="check"):
+@pytest.mark.parametrize("leg", legs(), ids=str)
+def test_kernels_keep_the_simulator_s_rows(monkeypatch, leg, batch):
+    """A step's launches, attention's among them."""
+    monkeypatch.setenv("MLX_KV_BACKEND", leg.backend)
+    with leg.active():
         compare_walk("h2o(heavy=20, recent=12)", simulator("h2o(heavy=20, recent=12)"), batch=batch, steps=6, dim=64)

@@ -6,6 +6,7 @@ import pytest
 
 from mlx_kv.spec import Spec
 from mlx_kv.testing.accumulation import Simulator, compare_walk
+from mlx_kv_kernels.testing import legs
 from mlx_kv_keyformer import reference
 
 LAYER = 3  # of the walk
@@ -46,11 +47,12 @@ def test_the_rows_kept_are_the_simulator_s_at_every_step(walk):
     assert decisions.near <= 0.01 * decisions.compared
 
 
-def test_kernels_keep_the_simulator_s_rows(monkeypatch):
-    """A step's launches, attention's among them, run in the emulator."""
-    emulator = pytest.importorskip("mlx_kv_emulator")
-    monkeypatch.setenv("MLX_KV_BACKEND", "emulator")
-    with emulator.settings(mode="check"):
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("leg", legs(), ids=str)
+def test_kernels_keep_the_simulator_s_rows(monkeypatch, leg, batch):
+    """A step's launches, attention's among them."""
+    monkeypatch.setenv("MLX_KV_BACKEND", leg.backend)
+    with leg.active():
         compare_walk(
-            "keyformer(budget=32, seed=7)", simulator("keyformer(budget=32, seed=7)"), batch=2, steps=6, dim=64
+            "keyformer(budget=32, seed=7)", simulator("keyformer(budget=32, seed=7)"), batch=batch, steps=6, dim=64
         )

@@ -7,7 +7,8 @@ template <typename Positions> struct RowNoise {
     float scale;
     METAL_FUNC float added(float logit, int head, int row) const {
         const int position = row == newest_row ? newest_position : positions[row];
-        return logit + scale * gumbel(hash_of_head(seed, layer, first_head + head), position);
+        // Rounded as in accumulate_scores.metal, whose scores must be these to the bit.
+        return precise_add(logit, precise_mul(scale, gumbel(hash_of_head(seed, layer, first_head + head), position)));
     }
 };
 // --- body ---

@@ -64,7 +64,7 @@ METAL_FUNC void load_rows(
         if (i >= wanted) break;                      // the same in all threads
         #pragma unroll
         for (int g = 0; g < GROUP; g++) {
-            if (NOISE) r.logit[i][g] += noise * gumbel(hashes[g], uint(r.position[i]));
+            if (NOISE) r.logit[i][g] = precise_add(r.logit[i][g], precise_mul(noise, gumbel(hashes[g], uint(r.position[i]))));
             r.logit[i][g] *= factor;
         }
     }
