@@ -100,17 +100,17 @@ MUTANTS = {
         Mutant("outside < tiles_begin ? outside", "outside <= tiles_begin ? outside"),
         Mutant("outside + tiles_end - tiles_begin", "outside + tiles_end"),
         Mutant("step + i * ROWS + own_row < last ? product : -INFINITY", "product"),
-        Mutant("state.sum[h] *= rescale;\n            #", "#"),
-        Mutant("state.value[h][c] *= rescale;\n            #", "{}\n            #"),
+        Mutant("state.sum[head] *= rescale;", ""),
+        Mutant("state.value[head][c] *= rescale;", "{}"),
         Mutant("return simd_sum(x);", "return x;"),
         Mutant("values.load(row, ValueChannels", "values.load(row_of_lane, ValueChannels"),
         Mutant("metal::exp2(maxima[i] - maximum) * sums[i]", "sums[i]"),
         Mutant("value += values[i * STRIDE + c]", "value += values[c]"),
         Mutant("sum > 0 ? maximum + metal::log2(sum)", "sum > 0 ? metal::log2(sum)"),
         Mutant("own_head, row_of_lane, score_of_lane", "own_head, step + lane, score_of_lane"),
-        Mutant("own == h % HEADS * TIMES + i ? product", "own == h % HEADS * TIMES ? product"),
-        Mutant("own_counts && own_head <= h % HEADS", "own_counts"),
-        Mutant("h - h % HEADS + own_head", "h - h % HEADS"),
+        Mutant("own == place * TIMES + i ? product", "own == place * TIMES ? product"),
+        Mutant("own_counts && own_head <= place", "own_counts"),
+        Mutant("head - place + own_head", "head - place"),
     ],
     "sequence.metal": [
         Mutant("sequence * PLACES", "0"),
@@ -201,7 +201,7 @@ def test_every_mutant_of_dense_rows_is_noticed(tools, emulated, mutable_texts):
 
 
 SHARED_ROWS = [
-    Mutant("<= 64 * least ?", "<= 32 * least ?", equivalent="only slower"),
+    Mutant("> 64 * lanes", "> 32 * lanes", equivalent="only slower"),
     Mutant("(group > 4 ? group : 4) * value_dim", "group * value_dim"),
     Mutant("return (run * LANES + own) * RUN;", "return run * LANES * RUN + own;"),
     Mutant("mask = 1; mask < LANES", "mask = 2; mask < LANES"),
@@ -210,8 +210,11 @@ SHARED_ROWS = [
     Mutant("own % TIMES == i ? row", "i == 0 ? row"),
     Mutant("highest = metal::max(highest, simd_shuffle_xor(highest, mask));", "{}"),
     Mutant("state.sum[h] += simd_shuffle_xor(state.sum[h], mask);", "{}"),
-    Mutant("state.sum[h] *= rescale;\n        #", "#"),
-    Mutant("c++) state.value[h][c] *= rescale;\n    }", "c++) {}\n    }"),
+    Mutant("state.sum[h] *= rescale;", ""),
+    Mutant("state.value[h][c] *= rescale;", "{}"),
+    Mutant("queries[(first_head + h) * QUERY", "queries[h * QUERY"),
+    Mutant("state.value[first_head + h][r", "state.value[h][r"),
+    Mutant("head % WRITTEN", "h % WRITTEN"),
 ]
 OF_DENSE = [
     Mutant("(simdgroup * (32 / LANES) + lane / LANES) * OF_PART", "simdgroup * (32 / LANES) * OF_PART"),
@@ -224,10 +227,11 @@ OF_DENSE = [
 
 @pytest.mark.parametrize(("name", "mutants"), [("rows.metal", SHARED_ROWS), ("attend_rows.metal", OF_DENSE)])
 def test_every_mutant_of_rows_that_lanes_share_is_noticed(tools, emulated, mutable_texts, name, mutants):
-    """Dense rows: of 64 and 128 channels, whose lanes have a run and two, of more query heads, and of most channels."""
+    """Dense rows: of 64 and 128 channels, whose lanes have a run and two, of more query heads, of most channels, and of 80,
+    all lanes of a simdgroup for each."""
     of_channels = np.exp2(np.linspace(-2, 2, 256))
     cases = []
-    for group, dim in ((2, 64), (4, 128), (16, 64), (1, 256)):
+    for group, dim in ((2, 64), (4, 128), (16, 64), (1, 256), (12, 80)):
         store = tools.filled("dense", [77, 45], 2, dim, dim, mx.float32, spread=of_channels[:dim])
         queries = tools.queries(2, 2 * group, dim, mx.float32)
         cases.append((queries, store.layout(), *tools.oracle(queries, store, 0.4)[:2]))

@@ -226,3 +226,16 @@ def test_scalars_are_references():
         threadgroup=(8, 1, 1),
     )
     assert got[0].tolist() == [3.0 * k for k in range(8)]
+
+
+@pytest.mark.parametrize("count", [5, 6, 7, 9, 10, 13])
+def test_loops_of_any_number_of_turns_see_all_numbers(mode, count):
+    """Some compilers' vectors leave the last of so many out."""
+    x = np.random.default_rng(count).standard_normal((32, count)).astype(np.float32)
+    source = """
+    float own[N], highest = -INFINITY;
+    for (int k = 0; k < N; k++) own[k] = x[i * N + k];
+    for (int k = 0; k < N; k++) highest = metal::max(highest, own[k]);
+    o[i] = highest;
+    """
+    np.testing.assert_array_equal(run(source, mx.array(x), template=[("N", count)]), x.max(axis=1))

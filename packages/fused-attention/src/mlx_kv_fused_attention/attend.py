@@ -155,7 +155,10 @@ def _launcher(
     backend: str,
     finish: Finish,
 ) -> Launch:
-    """Return both launches as one, of queries, places, the layout's arrays and what the second one takes besides."""
+    """Return both launches as one, of queries, places, the layout's arrays and what is wanted besides.
+
+    That is sinks, if any, for a merge, else scores, positions and `step_arrays`.
+    """
     kernel, heads = of_layout.kernel, batch * query_heads
     kv_heads, dim = query_heads // int(of_layout.template["GROUP"]), int(of_layout.template["VALUE_DIM"])  # type: ignore[call-overload]
     wanted = [(heads, splits, dim + 1)] + ([(batch, query_heads, 1, logit_rows)] if logit_rows else [])

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import mlx.core as mx
 
 SIMDGROUPS = 4  # of a threadgroup; each walks rows of its own
-_ROWS = 4  # rows outside the tiles for a simdgroup, while there are threadgroups to spare
+_ROWS = 4  # rows outside the tiles for a simdgroup, while there are threadgroups to spare: as many as it loads at once
+_DENSE_ROWS = 8  # the same of rows that few lanes share
 _LONG = 24  # a row on its own takes about as long as this many rows in tiles
 _CORES_OF_A_SMALL_DEVICE = 32
 _MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
@@ -31,13 +32,14 @@ def choose_splits(
     Args:
         outside: rows outside the tiles, of the longest sequence.
         tile_rows: rows in tiles, of the longest sequence.
-        group_rows: rows of a group, which one simdgroup reads.
+        group_rows: rows of a group, which one simdgroup reads; 0 where rows are dense.
         heads: KV heads times sequences.
         per_core: threadgroups that run at once on a core.
         fixed: this many splits over the tiles (or over the rows, where there are no tiles) instead.
     """
     share = max(1, cores() * per_core // heads)
-    for_rows = max(1, min(-(-outside // (_ROWS * SIMDGROUPS)), share))
+    rows = _ROWS if group_rows else _DENSE_ROWS
+    for_rows = max(1, min(-(-outside // (rows * SIMDGROUPS)), share))
     if tile_rows == 0:
         return Splits(for_rows if fixed is None else fixed, 0)
     for_tiles = min(-(-tile_rows // (group_rows * SIMDGROUPS)), share) if fixed is None else fixed

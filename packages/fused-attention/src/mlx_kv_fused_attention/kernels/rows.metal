@@ -43,12 +43,13 @@ template <typename Rows> METAL_FUNC constexpr bool is_moved(long) { return false
 template <typename Rows> METAL_FUNC constexpr auto least_lanes(int) -> decltype(int(Rows::LEAST_LANES)) { return Rows::LEAST_LANES; }
 template <typename Rows> METAL_FUNC constexpr int least_lanes(long) { return 32; }
 METAL_FUNC constexpr int lanes_of_row(int least, int group, int key_dim, int value_dim) {
-    return least >= 32 || key_dim % 32 != 0 || value_dim % 32 != 0 ? 32
-        : (group > 4 ? group : 4) * value_dim <= 64 * least ? least : lanes_of_row(2 * least, group, key_dim, value_dim);
+    int lanes = key_dim % 32 == 0 && value_dim % 32 == 0 ? least : 32;
+    while (lanes < 32 && (group > 4 ? group : 4) * value_dim > 64 * lanes) lanes *= 2;
+    return lanes;
 }
 
-// The channels of a row's lane number `own`: runs of 16 bytes' worth where they come out even, which lie together with those of the
-// other lanes, else one run.
+// The channels of a row's lane number `own`: runs of 8 where they come out even, which lie together with those of the other lanes, else
+// one run.
 template <int DIM, int LANES> struct Channels {
     static constexpr constant int COUNT = LANES == 32 ? channels_of_lane(DIM) : DIM / LANES;
     static constexpr constant int RUN = LANES < 32 && COUNT % 8 == 0 ? 8 : COUNT, RUNS = COUNT / RUN;
@@ -70,6 +71,7 @@ METAL_FUNC void attend_rows(
     constexpr int ROWS = 32 / LANES;                 // side by side
     constexpr int TIMES = ROWS == 1 ? 4 : 8 / ROWS;  // how often, in a step whose loads are in flight together
     constexpr int STEP = ROWS * TIMES;
+    constexpr int HEADS = GROUP > 8 ? 4 : GROUP;     // whose products are computed together, while registers last
     using KeyChannels = Channels<KEY_DIM, LANES>;
     using ValueChannels = Channels<VALUE_DIM, LANES>;
     constexpr int KC = KeyChannels::RUN, VC = ValueChannels::RUN;
@@ -107,63 +109,67 @@ METAL_FUNC void attend_rows(
         }
         // Else CUDA's compiler would put off the values' loads until they are wanted.
         if constexpr (LANES < 32 || is_moved<Keys>(0)) simdgroup_barrier(mem_flags::mem_threadgroup);
-        float score[TIMES][GROUP];
-        #pragma unroll
-        for (int i = 0; i < TIMES * GROUP; i++) score[i / GROUP][i % GROUP] = 0;
-        #pragma unroll
-        for (int r = 0; r < KeyChannels::RUNS; r++) {
-            float key[TIMES][KC];
-            #pragma unroll
-            for (int i = 0; i < TIMES; i++) keys.read(loaded_keys[i][r], KeyChannels::first(r, own), key[i]);
-            #pragma unroll
-            for (int h = 0; h < GROUP; h++) {
-                #pragma unroll
-                for (int c = 0; c < KC; c++) {
-                    const float query = queries[h * QUERY + KeyChannels::first(r, own) + c];
-                    #pragma unroll
-                    for (int i = 0; i < TIMES; i++) score[i][h] += query * key[i][c];
-                }
-            }
-        }
         float score_of_lane = 0;
-        constexpr int HEADS = LANES / TIMES;         // whose scores the lanes of a row write together
+        constexpr int WRITTEN = LANES / TIMES;       // heads whose scores the lanes of a row write together
         const int own_head = own / TIMES;
         const bool own_counts = step + own % TIMES * ROWS + own_row < last;
         #pragma unroll
-        for (int h = 0; h < GROUP; h++) {
-            float highest = state.maximum[h];
+        for (int first_head = 0; first_head < GROUP; first_head += HEADS) {
+            float score[TIMES][HEADS];
             #pragma unroll
-            for (int i = 0; i < TIMES; i++) {
-                const float product = sum_of_row<LANES>(score[i][h]);
-                score_of_lane = own == h % HEADS * TIMES + i ? product : score_of_lane;
-                score[i][h] = step + i * ROWS + own_row < last ? product : -INFINITY;
-                highest = metal::max(highest, score[i][h]);
-            }
-            // A lane for each: a branch after every sum would cost more on CUDA than all the rest.
-            if (h % HEADS == HEADS - 1 || h == GROUP - 1) {
-                logits.write_if(own_counts && own_head <= h % HEADS, h - h % HEADS + own_head, row_of_lane, score_of_lane);
-            }
-            const float rescale = metal::exp2(state.maximum[h] - highest);
-            state.maximum[h] = highest;
-            state.sum[h] *= rescale;
+            for (int i = 0; i < TIMES * HEADS; i++) score[i / HEADS][i % HEADS] = 0;
             #pragma unroll
-            for (int c = 0; c < COUNT; c++) state.value[h][c] *= rescale;
-            #pragma unroll
-            for (int i = 0; i < TIMES; i++) {
-                score[i][h] = metal::exp2(score[i][h] - highest);
-                state.sum[h] += score[i][h];
-            }
-        }
-        #pragma unroll
-        for (int i = 0; i < TIMES; i++) {
-            #pragma unroll
-            for (int r = 0; r < ValueChannels::RUNS; r++) {
-                float value[VC];
-                values.read(loaded_values[i][r], ValueChannels::first(r, own), value);
+            for (int r = 0; r < KeyChannels::RUNS; r++) {
+                float key[TIMES][KC];
                 #pragma unroll
-                for (int h = 0; h < GROUP; h++) {
+                for (int i = 0; i < TIMES; i++) keys.read(loaded_keys[i][r], KeyChannels::first(r, own), key[i]);
+                #pragma unroll
+                for (int h = 0; h < HEADS && first_head + h < GROUP; h++) {
                     #pragma unroll
-                    for (int c = 0; c < VC; c++) state.value[h][r * VC + c] += score[i][h] * value[c];
+                    for (int c = 0; c < KC; c++) {
+                        const float query = queries[(first_head + h) * QUERY + KeyChannels::first(r, own) + c];
+                        #pragma unroll
+                        for (int i = 0; i < TIMES; i++) score[i][h] += query * key[i][c];
+                    }
+                }
+            }
+            #pragma unroll
+            for (int h = 0; h < HEADS && first_head + h < GROUP; h++) {
+                const int head = first_head + h, place = head % WRITTEN;
+                float highest = state.maximum[head];
+                #pragma unroll
+                for (int i = 0; i < TIMES; i++) {
+                    const float product = sum_of_row<LANES>(score[i][h]);
+                    score_of_lane = own == place * TIMES + i ? product : score_of_lane;
+                    score[i][h] = step + i * ROWS + own_row < last ? product : -INFINITY;
+                    highest = metal::max(highest, score[i][h]);
+                }
+                // A lane for each: a branch after every sum would cost more on CUDA than all the rest.
+                if (place == WRITTEN - 1 || head == GROUP - 1) {
+                    logits.write_if(own_counts && own_head <= place, head - place + own_head, row_of_lane, score_of_lane);
+                }
+                const float rescale = metal::exp2(state.maximum[head] - highest);
+                state.maximum[head] = highest;
+                state.sum[head] *= rescale;
+                #pragma unroll
+                for (int c = 0; c < COUNT; c++) state.value[head][c] *= rescale;
+                #pragma unroll
+                for (int i = 0; i < TIMES; i++) {
+                    score[i][h] = metal::exp2(score[i][h] - highest);
+                    state.sum[head] += score[i][h];
+                }
+            }
+            #pragma unroll
+            for (int i = 0; i < TIMES; i++) {
+                #pragma unroll
+                for (int r = 0; r < ValueChannels::RUNS; r++) {
+                    float value[VC];
+                    values.read(loaded_values[i][r], ValueChannels::first(r, own), value);
+                    #pragma unroll
+                    for (int h = 0; h < HEADS && first_head + h < GROUP; h++) {
+                        #pragma unroll
+                        for (int c = 0; c < VC; c++) state.value[first_head + h][r * VC + c] += score[i][h] * value[c];
+                    }
                 }
             }
         }
@@ -184,7 +190,7 @@ METAL_FUNC void attend_rows(
     }
 }
 
-// The scores (base 2, scaled) of a KV head's query heads, written as natural logits if they are wanted.
+// The scores (base 2, scaled) of a KV head's query heads, written as natural logits, with their noise, if they are wanted.
 template <bool WANTED, typename Pointer, typename Noise> struct LogitsOf {
     Pointer logits;                                  // of the first query head
     int rows;

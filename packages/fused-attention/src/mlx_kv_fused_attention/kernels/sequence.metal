@@ -53,7 +53,7 @@ template <typename T, int N, bool PAIRS = (sizeof(T) == 2 && N % 2 == 0)> struct
     }
     METAL_FUNC float get(int j) const { return float(own[j]); }
 };
-template <typename T, int N> struct RunOfNumbers<T, N, true> {  // an even N: the head dim is 32 N, and all lanes have N
+template <typename T, int N> struct RunOfNumbers<T, N, true> {  // an even N: it divides the head dim, and all lanes have N
     uint words[N / 2];
     METAL_FUNC void load(const device T* from, int) { load_words(reinterpret_cast<const device uint*>(from), words); }
     METAL_FUNC float get(int j) const { return j % 2 ? numbers<T>::upper(words[j / 2]) : numbers<T>::lower(words[j / 2]); }
