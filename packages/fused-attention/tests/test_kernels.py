@@ -227,8 +227,7 @@ OF_DENSE = [
 
 @pytest.mark.parametrize(("name", "mutants"), [("rows.metal", SHARED_ROWS), ("attend_rows.metal", OF_DENSE)])
 def test_every_mutant_of_rows_that_lanes_share_is_noticed(tools, emulated, mutable_texts, name, mutants):
-    """Dense rows: of 64 and 128 channels, whose lanes have a run and two, of more query heads, of most channels, and of 80,
-    all lanes of a simdgroup for each."""
+    """Dense rows: lanes with a run and two of channels, more query heads, most channels; and 80, for all lanes."""
     of_channels = np.exp2(np.linspace(-2, 2, 256))
     cases = []
     for group, dim in ((2, 64), (4, 128), (16, 64), (1, 256), (12, 80)):
