@@ -10,7 +10,7 @@ import pytest
 
 from mlx_kv import DenseStore, Geometry, methods
 from mlx_kv.spec import Spec
-from mlx_kv_kernels import UnavailableBackendError, resolve_backend
+from mlx_kv_kernels import UnavailableBackendError, resolve_backend, source
 from mlx_kv_kernels.testing import legs, not_run
 
 os.environ.setdefault("MLX_ENABLE_TF32", "0")  # on CUDA, the reference's float32 matmuls would round to 10 bits
@@ -29,6 +29,12 @@ def emulated():
         resolve_backend("emulator")
     except UnavailableBackendError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def mutable_texts(monkeypatch):
+    """kernel.py binds `read` by name; mutants replace it in its module."""
+    monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *file: source.read(*file))
 
 
 def numbers(array):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 from mlx_kv_fused_attention.exchange import exchange
-from mlx_kv_kernels import Kernel, source
+from mlx_kv_kernels import Kernel
 from mlx_kv_kernels.accumulate import Noise, Step
 from mlx_kv_kernels.testing import Leg, Mutant, check_case, check_parity, surviving_mutants
 
@@ -119,16 +119,8 @@ def test_refuses(changes, message):
         exchange(**{**case(0, 1, 2, (64, 64), 40, 3), **changes})
 
 
-class Part(Kernel):
-    """One file of the kernels' text, for mutation: not a kernel of its own."""
-
-    @property
-    def filename(self):
-        return self.name
-
-
 MUTANTS = {
-    ("mlx_kv", "exchanged_rows.metal"): [
+    ("mlx_kv", "exchanged_rows"): [
         Mutant("number << (8 * distance)", "number << distance"),
         Mutant("distance < 4 ?", "distance < 3 ?"),
         Mutant("found >> (8 * (row & 3)) & 0xff", "found & 0xff"),
@@ -144,7 +136,7 @@ MUTANTS = {
         Mutant("overdue + KEY_DIM", "overdue"),
         Mutant("long(kv_head) * overdue_rows_shape[2] * STRIDE", "0"),
     ],
-    ("mlx_kv_fused_attention", "append_overdue.metal"): [
+    ("mlx_kv_fused_attention", "append_overdue"): [
         Mutant("if (row == overdue) {", "if (row + 1 == overdue) {"),
         Mutant("newest_key[own_head * key_dim + channel]", "newest_key[channel]"),
         Mutant("own_head * (width - key_dim) + channel - key_dim]", "channel - key_dim]"),
@@ -155,7 +147,7 @@ MUTANTS = {
         Mutant("if (row != overdue) out_taken", "if (row < overdue) out_taken"),
         Mutant("if (row != overdue) out_taken", "out_taken"),
     ],
-    ("mlx_kv_fused_attention", "rows.metal"): [
+    ("mlx_kv_fused_attention", "rows"): [
         Mutant("keys.found = values.found = found[i * ROWS / 4];", "keys.found = found[i * ROWS / 4];"),
         Mutant("found[i * ROWS / 4];", "found[0];"),
         Mutant("keys.look(step + 4 * i)", "keys.look(step)"),
@@ -164,10 +156,8 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("file", MUTANTS)
-def test_every_mutant_is_noticed(emulated, monkeypatch, file):
+def test_every_mutant_is_noticed(emulated, mutable_texts, file):
     """Keys and values of different dims, a group's heads, and every number of overdue rows from none to the last."""
-    # kernel.py binds `read` by name; mutants replace it in its module.
-    monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *of_file: source.read(*of_file))
     drawn = [case(i, 2, 2, (80, 64), 43, count) for i, count in enumerate((0, 5, 31))]
     drawn.append(case(3, 2, 2, (64, 128), 43, 31))  # few lanes share a row of these
     on = [Leg("emulator", (("mode", "check"), ("order", order))) for order in (0, 1)]
@@ -176,7 +166,7 @@ def test_every_mutant_is_noticed(emulated, monkeypatch, file):
         for each in drawn:
             check_case(exchange, each, oracle=oracle, oracle_rtol=1e-4, oracle_atol=2e-5, on=on, **TOLERANCES)
 
-    assert surviving_mutants(Part(file[1], file[0], (), ()), MUTANTS[file], check) == []
+    assert surviving_mutants(Kernel(file[1], file[0], (), ()), MUTANTS[file], check) == []
 
 
 ROW_NOISE = [
@@ -192,11 +182,10 @@ ROW_NOISE = [
 ]
 
 
-def test_every_mutant_of_the_noise_is_noticed(emulated, monkeypatch):
-    monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *of_file: source.read(*of_file))
+def test_every_mutant_of_the_noise_is_noticed(emulated, mutable_texts):
     drawn = case(3, 2, 2, (64, 64), 43, 5, noise=Noise(4294967291, 3, 0.5), temperature=1.3)
 
     def check():
         check_case(exchange, drawn, on=[Leg("emulator", (("mode", "check"), ("order", 0)))], **TOLERANCES)
 
-    assert surviving_mutants(Part("row_noise.metal", "mlx_kv_fused_attention", (), ()), ROW_NOISE, check) == []
+    assert surviving_mutants(Kernel("row_noise", "mlx_kv_fused_attention", (), ()), ROW_NOISE, check) == []

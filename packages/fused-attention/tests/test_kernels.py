@@ -6,7 +6,7 @@ import pytest
 
 from mlx_kv.accumulation import AccumulatingPolicy
 from mlx_kv_fused_attention import attend
-from mlx_kv_kernels import Kernel, source
+from mlx_kv_kernels import Kernel
 from mlx_kv_kernels.testing import Leg, Mutant, surviving_mutants
 
 CHECKED = Leg("emulator", (("mode", "check"), ("order", 0)))
@@ -58,7 +58,7 @@ MUTANTS = {
         Mutant("long(first_head + h) * splits + split", "long(first_head + h) * splits"),
         Mutant("* GROUP;", "* GROUP + 1;"),
     ],
-    "fragments.metal": [
+    "fragments": [
         Mutant("return row / 2 + 4 * (row % 2);", "return row;"),
         Mutant("* 2 * Shape::KEY_RUN + row % 2 * Shape::KEY_RUN;", "* 2 * Shape::KEY_RUN;"),
         Mutant("query[c0 + 1] * inverse0", "query[c0 + 1] * inverse1"),
@@ -68,7 +68,7 @@ MUTANTS = {
         Mutant("scales0 = scales0.from(rows);", ""),
         Mutant("words[0].unit_of_both(words[1], b, i)", "words[1].unit_of_both(words[0], b, i)"),
     ],
-    "tiles.metal": [
+    "tiles": [
         Mutant("simd_max(as_type<uint>(largest))", "as_type<uint>(largest)"),
         Mutant("metal::max(largest_of(lower[i].minimum(0)), largest_of(upper[i].minimum(0)))", "0.0f"),
         Mutant("of_group.fold(channel + RUN, upper[i]);", "of_group.fold(channel, upper[i]);"),
@@ -93,7 +93,7 @@ MUTANTS = {
         Mutant("if (MORE && (TILE_ROWS == ROWS || last_of_group)) fold_query();", ""),
         Mutant("probability[Shape::set_of(b, n)][1]", "probability[Shape::set_of(b, n)][0]"),
     ],
-    "rows.metal": [
+    "rows": [
         Mutant("count = row_count - (tiles_end - tiles_begin)", "count = row_count"),
         Mutant("steps * (part + 1) / parts) * STEP, count", "steps * (part + 1) / parts) * STEP - 1, count"),
         Mutant("metal::min(step + i * ROWS + own_row, last - 1)", "metal::min(step + i * ROWS + own_row, last)"),
@@ -112,7 +112,7 @@ MUTANTS = {
         Mutant("own_counts && own_head <= place", "own_counts"),
         Mutant("head - place + own_head", "head - place"),
     ],
-    "sequence.metal": [
+    "sequence": [
         Mutant("sequence * PLACES", "0"),
         Mutant("to[i + 1] = x.y;\n        }\n    } else", "to[i + 1] = x.x;\n        }\n    } else"),
         Mutant("if (j < count) own[j] = from[j];", "own[j] = from[0];"),
@@ -122,23 +122,8 @@ MUTANTS = {
 }
 
 
-@pytest.fixture
-def mutable_texts(monkeypatch):
-    """kernel.py binds `read` by name; mutants replace it in its module."""
-    monkeypatch.setattr("mlx_kv_fused_attention.kernel.read", lambda *file: source.read(*file))
-
-
-class Part(Kernel):
-    """One file of the kernels' text, for mutation: not a kernel of its own."""
-
-    @property
-    def filename(self):
-        return self.name
-
-
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_is_noticed(tools, emulated, name, mutable_texts):
-    kernel = (Part if name.endswith(".metal") else Kernel)(name, PACKAGE, (), ())
     # Channels and heads of different sizes, keys far from zero in a channel.
     spec = "kivi(bits=2, key_bits=4, group_size=32, residual=32, sinks=2)"
     sizes = np.exp2(np.linspace(-2, 2, 64))
@@ -164,11 +149,11 @@ def test_every_mutant_is_noticed(tools, emulated, name, mutable_texts):
                 # Scores of some 50 have rounding errors in half types that the mutants' exceed by far.
                 assert tools.error(got.output, truth[0]) < 1e-2  # NaN fails too
                 assert np.abs(tools.numbers(got.logits)[seen] - truth[1][seen]).max() < 5e-2
-            if name in ("rows.metal", "sequence.metal"):
+            if name in ("rows", "sequence"):
                 for each, true in zip(stale, truth_of_stale, strict=True):
                     assert tools.error(attend(one, each.layout(), 0.1, splits=1, backend="emulator"), true) < 1e-5
 
-    assert surviving_mutants(kernel, MUTANTS[name], check) == []
+    assert surviving_mutants(Kernel(name, PACKAGE, (), ()), MUTANTS[name], check) == []
 
 
 DENSE_ROWS = [
@@ -197,7 +182,7 @@ def test_every_mutant_of_dense_rows_is_noticed(tools, emulated, mutable_texts):
         with CHECKED.active():
             assert tools.error(attend(queries, waiting.layout(), 0.2, backend="emulator"), truth) < 1e-5
 
-    assert surviving_mutants(Part("dense_rows.metal", "mlx_kv", (), ()), DENSE_ROWS, check) == []
+    assert surviving_mutants(Kernel("dense_rows", "mlx_kv", (), ()), DENSE_ROWS, check) == []
 
 
 SHARED_ROWS = [
@@ -225,7 +210,7 @@ OF_DENSE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "mutants"), [("rows.metal", SHARED_ROWS), ("attend_rows.metal", OF_DENSE)])
+@pytest.mark.parametrize(("name", "mutants"), [("rows", SHARED_ROWS), ("attend_rows", OF_DENSE)])
 def test_every_mutant_of_rows_that_lanes_share_is_noticed(tools, emulated, mutable_texts, name, mutants):
     """Dense rows: lanes with a run and two of channels, more query heads, most channels; and 80, for all lanes."""
     of_channels = np.exp2(np.linspace(-2, 2, 256))
@@ -244,7 +229,7 @@ def test_every_mutant_of_rows_that_lanes_share_is_noticed(tools, emulated, mutab
                 seen = np.isfinite(logits)
                 assert np.abs(tools.numbers(got.logits)[seen] - logits[seen]).max() < 1e-3
 
-    assert surviving_mutants(Part(name, PACKAGE, (), ()), mutants, check) == []
+    assert surviving_mutants(Kernel(name, PACKAGE, (), ()), mutants, check) == []
 
 
 WAITING = {
@@ -276,7 +261,7 @@ def test_every_mutant_of_values_that_wait_is_noticed(tools, emulated, mutable_te
         with CHECKED.active():
             assert tools.error(attend(queries, layout, 0.2, backend="emulator"), truth) < 1e-5
 
-    assert surviving_mutants(Part("kivi_rows.metal", "mlx_kv_kivi", (), ()), WAITING[dim], check) == []
+    assert surviving_mutants(Kernel("kivi_rows", "mlx_kv_kivi", (), ()), WAITING[dim], check) == []
 
 
 def test_sinks_that_wait_are_read_exactly(tools, emulated):

@@ -14,7 +14,7 @@ from mlx_kv_kernels.launch import Launch, launches
 from mlx_kv_kernels.numbers import new_numbers, numbers
 
 from . import reference
-from .finish import NOISE_OF_SCORES, finish_exchange
+from .finish import OF_SCORES, finish_exchange
 from .merge import launch_merge
 from .plan import Plan, plan, refusal, splits_of
 from .splits import SIMDGROUPS
@@ -165,14 +165,14 @@ def _launcher(
 
     format = of_layout.format
     ends = 2 + len(format.inputs)
+    of_noise = [OF_SCORES.index(name) for name in kernel.input_names[ends:]]
     of_basis = [kernel.input_names.index(name) for name in format.basis_inputs]
     filled = -float("inf") if logit_rows and ragged else None  # beyond a shorter sequence's rows nothing is written
 
     def launch(arrays: list[mx.array]) -> list[mx.array]:
         queries, others = arrays[0], arrays[ends:]
-        of_noise = [others[i] for i in NOISE_OF_SCORES] if finish == "exchange with noise" else []
         partial, *logits = kernel(
-            inputs=[*arrays[:ends], *of_noise],
+            inputs=[*arrays[:ends], *[others[i] for i in of_noise]],
             template=of_layout.template,
             grid=(32 * SIMDGROUPS * splits, kv_heads, batch),
             threadgroup=(32 * SIMDGROUPS, 1, 1),

@@ -11,12 +11,11 @@ from mlx_kv_kernels import Kernel
 from mlx_kv_kernels.accumulate import ACCUMULATE_SCORES, SIMDGROUPS, STEP_INPUTS
 from mlx_kv_kernels.source import BODY_MARKER, joined
 
-from .kernel import MERGE_ARRAYS, NOISE_INPUTS, PACKAGE, ROW_NOISE, own, read_files
+from .kernel import MERGE_ARRAYS, PACKAGE, ROW_NOISE, own, read_files
 from .merge import MERGE_SPLITS, TEMPLATE
 
-_OF_SCORES = ("scores", "positions", *STEP_INPUTS)
-NOISE_OF_SCORES = [_OF_SCORES.index(name) for name in NOISE_INPUTS]
-"""Which of a step's arrays attention reads, too, where there is noise."""
+OF_SCORES = ("scores", "positions", *STEP_INPUTS)
+"""What a step takes besides the rows; the last, the noise's seeds, for attention alone."""
 _SCORE_ARRAYS = (ACCUMULATE_SCORES.package, "kernels/accumulate_arrays.metal")
 _APPEND = (PACKAGE, "kernels/append_overdue.metal")
 _NEWEST = ("newest_key", "newest_value", "overdue_rows", "taken")
@@ -58,7 +57,7 @@ class FinishExchangeKernel(Kernel):
 FINISH_EXCHANGE = FinishExchangeKernel(
     "finish_exchange",
     PACKAGE,
-    ("partial", "logits", *_OF_SCORES[:4], *_NEWEST),
+    ("partial", "logits", *OF_SCORES[:4], *_NEWEST),
     ("output", "out_scores", "out_positions", "out_overdue", "out_taken"),
     template=(*TEMPLATE, "GROUP"),
 )

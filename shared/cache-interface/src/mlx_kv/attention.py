@@ -92,8 +92,8 @@ def exchange(
         noisy: whether the step has noise.
 
     Returns:
-        The output, scores, positions, the overdue rows and their places, the newest row now the last of these, all of
-        one launch; None if no backend covers the case.
+        The output, scores, positions, the overdue rows and their places, the newest row now the last of these; None if
+        no backend covers the case.
     """
     return _first_answer(layout, lambda backend: backend.exchange(queries, layout, scale, of_scores, noisy))
 
